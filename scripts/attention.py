@@ -119,7 +119,7 @@ def read(path: Path) -> dict[str, np.ndarray]:
 
 
 def read_safetensors(data: bytes) -> dict[str, np.ndarray]:
-    """8-byte little-endian header length, a JSON header of dtype, shape, data_offsets, then data."""
+    """Header length (8 bytes, little endian), JSON of dtypes, shapes and offsets, then data."""
     import json
 
     import numpy as np
