@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Attention on one problem, checked against float64: shapes from the command line or arrays from a file.
+"""Attention on one problem, by shapes or from a file, checked against float64.
 
     python scripts/attention.py --device emulator --arch sm_90a --seqlen-q 200 --causal
     python scripts/attention.py --input qkv.npz --device cuda --out result.npz

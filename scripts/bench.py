@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Times the forward on a card beside FlashAttention-2, cuDNN (both through torch) and FlashAttention-3.
+"""Times the forward on a card beside FlashAttention-2 and cuDNN (torch) and FlashAttention-3.
 
     FA3_LIBRARY=FOLDER python scripts/bench.py device --out docs/bench/h200-forward.json
     python scripts/bench.py host --out docs/bench/h200-host.json
@@ -9,9 +9,9 @@
 FA3_LIBRARY names a folder with libdew_flash_attn3.so (from the wheel dew-flash-attn-cu13), which is
 called through JAX. TFLOP/s count 4·batch·heads·seqlen²·head_dim, halved under a causal mask.
 
-Device time: each contender in turn gets a burst of about 0.1 s behind an untimed lead-in as long, so
-that it runs at the clock it sustains; the median of several rounds, by CUDA events, over rotating
-inputs larger than the L2 cache. Host time: a loop of calls on a small problem, the card keeping up.
+Device time: each contender in turn gets a burst of about 0.1 s behind an untimed lead-in as long,
+so that it runs at the clock it sustains; the median of several rounds, by CUDA events, over
+rotating inputs larger than the L2 cache. Host time: a loop of calls on a small problem, the card keeping up.
 """
 
 from __future__ import annotations
@@ -261,7 +261,7 @@ def device_times(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def host_times(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Microseconds of one call on a problem of one tile, with one set of pointers and with fresh ones."""
+    """Microseconds of a call on a problem of one tile, with the same and with fresh pointers."""
     import torch
 
     import cufmha
