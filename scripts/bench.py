@@ -11,7 +11,8 @@ called through JAX. TFLOP/s count 4·batch·heads·seqlen²·head_dim, halved un
 
 Device time: each contender in turn gets a burst of about 0.1 s behind an untimed lead-in as long,
 so that it runs at the clock it sustains; the median of several rounds, by CUDA events, over
-rotating inputs larger than the L2 cache. Host time: a loop of calls on a small problem, the card keeping up.
+rotating inputs larger than the L2 cache. Host time: a loop of calls on a small problem, with the
+card keeping up.
 """
 
 from __future__ import annotations
