@@ -1,0 +1,161 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the probes of tests/emu/probes on a card and stores what it answered.
+
+    python scripts/record_golden.py --out tests/emu/golden              # on a Hopper card
+    python scripts/record_golden.py --device emulator --compare tests/emu/golden
+
+One compressed .npz per family holds every output of every probe; descriptors.json holds the 128
+bytes that the driver makes of each tensor map; about.json says which card, driver and day.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import sys
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "emu")]
+
+import probes  # noqa: E402
+from probes.base import Descriptor, Output, Probe  # noqa: E402
+
+
+class Runner(Protocol):
+    def run(self, probe: Probe) -> list[np.ndarray]: ...
+
+
+class EmulatorRunner:
+    def run(self, probe: Probe) -> list[np.ndarray]:
+        from probes.replay import emulate
+
+        return emulate(probe)
+
+
+class CardRunner:
+    """Each probe through the driver: PTX text in, outputs back, one module at a time."""
+
+    def __init__(self) -> None:
+        from cuda.bindings import driver
+
+        self.driver = driver
+        self.call(driver.cuInit(0))
+        self.device = self.call(driver.cuDeviceGet(0))
+        context = self.call(driver.cuDevicePrimaryCtxRetain(self.device))
+        self.call(driver.cuCtxSetCurrent(context))
+
+    def call(self, result: tuple[Any, ...]) -> Any:
+        if int(result[0]):
+            raise RuntimeError(f"{result[0]!r}")
+        return result[1] if len(result) == 2 else result[1:]
+
+    def run(self, probe: Probe) -> list[np.ndarray]:
+        driver = self.driver
+        module = self.call(driver.cuModuleLoadData(probe.text.encode() + b"\0"))
+        function = self.call(driver.cuModuleGetFunction(module, b"probe"))
+        if probe.shared_bytes:
+            limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            self.call(driver.cuFuncSetAttribute(function, limit, probe.shared_bytes))
+        hosts = [x.fresh() if isinstance(x, Output) else x for x in probe.arguments]
+        pointers, values = {}, []
+        for number, host in enumerate(hosts):
+            if isinstance(host, np.ndarray):
+                pointers[number] = int(self.call(driver.cuMemAlloc(max(host.nbytes, 16))))
+                self.call(driver.cuMemcpyHtoD(pointers[number], host, host.nbytes))
+        for number, host in enumerate(hosts):
+            if isinstance(host, Descriptor):
+                values.append(np.frombuffer(self.encode(host.spec, pointers[host.of]), np.uint8))
+            else:
+                values.append(np.array([pointers[number]], np.uint64))
+        table = np.array([value.ctypes.data for value in values], np.uint64)
+        launch = (function, probe.grid, 1, 1, probe.block, 1, 1, probe.shared_bytes, 0)
+        self.call(driver.cuLaunchKernel(*launch, table.ctypes.data, 0))
+        self.call(driver.cuCtxSynchronize())
+        answers = []
+        for number, (argument, host) in enumerate(zip(probe.arguments, hosts, strict=True)):
+            if isinstance(argument, Output):
+                self.call(driver.cuMemcpyDtoH(host, pointers[number], host.nbytes))
+                answers.append(host)
+        for pointer in pointers.values():
+            self.call(driver.cuMemFree(pointer))
+        self.call(driver.cuModuleUnload(module))
+        return answers
+
+    def encode(self, spec: Any, address: int) -> bytes:
+        """The descriptor as the driver writes it, without any workaround of ours."""
+        from cufmha.device.cuda import encode_tensor_map
+
+        return encode_tensor_map(spec, address)
+
+    def about(self) -> dict[str, str]:
+        name = self.call(self.driver.cuDeviceGetName(128, self.device))
+        version = self.call(self.driver.cuDriverGetVersion())
+        return {
+            "command": " ".join(["python", *sys.argv]),
+            "card": name.decode().rstrip("\0"),
+            "cuda": f"{version // 1000}.{version % 1000 // 10}",
+            "date": str(datetime.date.today()),
+        }
+
+
+def record(runner: Runner, families: list[str], out: Path) -> int:
+    """Stores every family's answers; returns how many probes failed."""
+    out.mkdir(parents=True, exist_ok=True)
+    failed = 0
+    for family in families:
+        answers: dict[str, np.ndarray] = {}
+        for probe in probes.family(family):
+            try:
+                for number, answer in enumerate(runner.run(probe)):
+                    answers[f"{probe.name}|{number}"] = answer
+            except RuntimeError as error:
+                failed += 1
+                print(f"{family}: {probe.name}: {str(error)[:300]}", flush=True)
+        np.savez_compressed(out / f"{family}.npz", **answers)
+        print(f"{family}: {len(answers)} answers", flush=True)
+    return failed
+
+
+def descriptors(runner: CardRunner, out: Path) -> None:
+    """Every tensor map of the probes and a sweep of fields, at a fixed address, as hex."""
+    from probes.descriptors import ADDRESS, SPECS
+
+    table = [
+        {"spec": repr(spec), "address": ADDRESS, "bytes": runner.encode(spec, ADDRESS).hex()}
+        for spec in SPECS
+    ]
+    (out / "descriptors.json").write_text(json.dumps(table, indent=1) + "\n")
+    print(f"descriptors: {len(table)}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, help="folder for the answers")
+    parser.add_argument("--device", choices=("cuda", "emulator"), default="cuda")
+    parser.add_argument("--family", action="append", choices=probes.FAMILIES)
+    parser.add_argument("--compare", type=Path, help="compare with the answers in this folder")
+    arguments = parser.parse_args()
+    families = arguments.family or list(probes.FAMILIES)
+    if arguments.compare:
+        from probes.replay import differences
+
+        lines = [line for family in families for line in differences(family, arguments.compare)]
+        print("\n".join(lines) or "every answer agrees")
+        return bool(lines)
+    runner = EmulatorRunner() if arguments.device == "emulator" else CardRunner()
+    failed = record(runner, families, arguments.out)
+    if isinstance(runner, CardRunner):
+        descriptors(runner, arguments.out)
+        about = json.dumps(runner.about(), indent=1)
+        (arguments.out / "about.json").write_text(about + "\n")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
