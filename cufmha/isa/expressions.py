@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from .lexer import Source, Token
 
-# Binary operators from the loosest to the tightest.
+# Binary operators by precedence, from the loosest to the tightest.
 _LEVELS: tuple[dict[str, Callable[[int, int], int]], ...] = (
     {"||": lambda a, b: int(bool(a or b))},
     {"&&": lambda a, b: int(bool(a and b))},
@@ -26,8 +26,14 @@ _LEVELS: tuple[dict[str, Callable[[int, int], int]], ...] = (
     {"+": lambda a, b: a + b, "-": lambda a, b: a - b},
     {"*": lambda a, b: a * b, "/": lambda a, b: _quotient(a, b), "%": lambda a, b: _rest(a, b)},
 )
+_BINARY = {
+    sign: (level, operate)
+    for level, operators in enumerate(_LEVELS)
+    for sign, operate in operators.items()
+}
 _LIMIT = 1 << 64
 _DEEPEST = 60
+_MOST_DIGITS = 70
 
 
 def _quotient(a: int, b: int) -> int:
@@ -41,7 +47,7 @@ def _rest(a: int, b: int) -> int:
 
 
 class Expressions:
-    """The part of the parser that folds constants; `closing` marks end one early."""
+    """The part of the parser that folds constants; `closing` is a mark that ends one early."""
 
     source: Source
     tokens: list[Token]
@@ -62,13 +68,9 @@ class Expressions:
         self, expected: str, *, leading_sign: bool = False, closing: str = ""
     ) -> int:
         """Folds from here on. `leading_sign`: an offset such as `+4` or `+-8`."""
-        start = self.tokens[self.at]
-        if leading_sign and start.text == "+":
+        if leading_sign and self.tokens[self.at].text == "+":
             self.at += 1
-        value = self._conditional(expected, closing, 0)
-        if not -_LIMIT < value < _LIMIT:
-            self.fail("a constant of 64 bits", start)
-        return value
+        return self._conditional(expected, closing, 0)
 
     def _conditional(self, expected: str, closing: str, depth: int) -> int:
         condition = self._binary(0, expected, closing, depth)
@@ -82,17 +84,16 @@ class Expressions:
         other = self._conditional(expected, closing, depth + 1)
         return chosen if condition else other
 
-    def _binary(self, level: int, expected: str, closing: str, depth: int) -> int:
-        if level == len(_LEVELS):
-            return self._unary(expected, closing, depth)
-        left = self._binary(level + 1, expected, closing, depth)
+    def _binary(self, loosest: int, expected: str, closing: str, depth: int) -> int:
+        """Precedence climbing: takes operators no looser than `loosest`."""
+        left = self._unary(expected, closing, depth)
         while True:
             token = self.tokens[self.at]
-            operate = _LEVELS[level].get(token.text) if token.kind == "mark" else None
-            if operate is None or token.text == closing:
+            level, operate = _BINARY.get(token.text, (-1, None))
+            if operate is None or level < loosest or token.text == closing:
                 return left
             self.at += 1
-            right = self._binary(level + 1, expected, closing, depth)
+            right = self._binary(level + 1, expected, closing, depth + 1)
             if token.text in ("/", "%") and right == 0:
                 self.fail("a divisor other than 0", token)
             left = operate(left, right)
@@ -103,7 +104,7 @@ class Expressions:
         token = self.tokens[self.at]
         if depth > _DEEPEST:
             self.fail(f"at most {_DEEPEST} nested operators")
-        if token.text in ("-", "+", "~", "!") and token.kind == "mark":
+        if token.kind == "mark" and token.text in ("-", "+", "~", "!"):
             self.at += 1
             value = self._unary(expected, closing, depth + 1)
             return {"-": -value, "+": value, "~": ~value, "!": int(not value)}[token.text]
@@ -111,7 +112,7 @@ class Expressions:
             return self._parenthesis(expected, depth)
         if token.kind == "integer":
             self.at += 1
-            return _integer(token.text)
+            return self._integer(token)
         if token.text == "WARP_SZ":
             self.at += 1
             return 32
@@ -135,12 +136,19 @@ class Expressions:
                 value -= _LIMIT
         return value
 
-
-def _integer(text: str) -> int:
-    """Decimal, 0x…, 0b…, or octal with a leading 0; U marks it unsigned."""
-    digits = text.rstrip("U")
-    if digits[:2] in ("0x", "0X", "0b", "0B"):
-        return int(digits, 0)
-    if len(digits) > 1 and digits[0] == "0" and set(digits) <= set("01234567"):
-        return int(digits, 8)
-    return int(digits)
+    def _integer(self, token: Token) -> int:
+        """Decimal, 0x…, 0b…, or octal with a leading 0; U marks it unsigned."""
+        digits = token.text.rstrip("U")
+        if len(digits) > _MOST_DIGITS:
+            self.fail("a constant of 64 bits", token)
+        if digits[:2] in ("0x", "0X", "0b", "0B"):
+            value = int(digits, 0)
+        elif digits[0] == "0":
+            if not set(digits) <= set("01234567"):
+                self.fail("an octal constant", token)
+            value = int(digits, 8)
+        else:
+            value = int(digits)
+        if value >= _LIMIT:
+            self.fail("a constant of 64 bits", token)
+        return value

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from typing import NamedTuple
 
 from ..errors import PtxSyntaxError
@@ -13,14 +14,15 @@ _TOKENS = re.compile(
     (?P<blank>   [ \t\r\f]+ | //[^\n]* | /\*.*?\*/ | \n )
   | (?P<float>   0[fF][0-9a-fA-F]{8}(?![0-9a-zA-Z_]) | 0[dD][0-9a-fA-F]{16}(?![0-9a-zA-Z_])
                | \d+\.\d*(?:[eE][+-]?\d+)? | \d+[eE][+-]?\d+ )
-  | (?P<integer> 0[xX][0-9a-fA-F]+U? | 0[bB][01]+U? | \d+U? )
+  | (?P<integer> 0[xX][0-9a-fA-F]+U? | 0[bB][01]+U? | \d+U? )(?![\w$])
   | (?P<register> %[A-Za-z_$%][\w$%]*(?:\.[xyzwrgba](?![\w]))? )
   | (?P<word>    [A-Za-z_$][\w$]* )
   | (?P<dotted>  \.[A-Za-z0-9_]+(?:::[A-Za-z0-9_]+)* )
   | (?P<string>  "[^"\n]*" )
+  | (?P<unclosed> /\* | " )
   | (?P<mark>    <<|>>|<=|>=|==|!=|&&|\|\||[{}()\[\],;:|!@+\-*/%&^~?<>=] )
     """,
-    re.VERBOSE | re.DOTALL,
+    re.VERBOSE | re.DOTALL | re.ASCII,
 )
 
 
@@ -41,14 +43,12 @@ class Source:
 
     def place(self, offset: int) -> tuple[int, int]:
         """Line and column, both from 1."""
-        from bisect import bisect_right
-
         line = bisect_right(self._starts, offset)
         return line, offset - self._starts[line - 1] + 1
 
     def error(self, message: str, offset: int) -> PtxSyntaxError:
         line, column = self.place(offset)
-        text = self.text.splitlines()[line - 1] if line <= self.text.count("\n") + 1 else ""
+        text = self.text.split("\n")[line - 1].rstrip("\r")
         return PtxSyntaxError(
             message, filename=self.filename, line=line, column=column, text=text
         )
@@ -63,6 +63,9 @@ def tokenize(source: Source) -> list[Token]:
         if found is None:
             raise source.error(f"expected a token, found {text[at]!r}", at)
         kind, end = found.lastgroup or "", found.end()
+        if kind == "unclosed":
+            closing = "*/" if found.group() == "/*" else found.group()
+            raise source.error(f"expected a closing {closing!r}, found none", at)
         if kind != "blank":
             tokens.append(Token(kind, text[at:end], at, end))
         at = end

@@ -233,7 +233,7 @@ class Module:
     target: tuple[str, ...]
     address_size: int
     items: tuple[Function | Variable | Directive, ...]
-    filename: str = "<ptx>"
+    filename: str = field(default="<ptx>", compare=False)
 
     @property
     def functions(self) -> dict[str, Function]:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from typing import NoReturn
 
 from . import nodes
@@ -13,7 +12,7 @@ from .lexer import Source, Token, tokenize
 
 SPACES = frozenset({"shared", "global", "const", "local", "param"})
 LINKAGES = frozenset({"extern", "visible", "weak", "common"})
-MAX_DEPTH = 100
+MAX_DEPTH = 64
 
 
 def parse(text: str, filename: str = "<ptx>") -> nodes.Module:
@@ -29,6 +28,7 @@ class Parser(Expressions):
         self.tokens = tokenize(source)
         self.at = 0
         self.depth = 0
+        self.call = False  # within a call, where '(' opens a list
 
     # ---- tokens
 
@@ -95,7 +95,7 @@ class Parser(Expressions):
             elif self.accept(".address_size"):
                 address_size = self.constant("an address size")
             else:
-                items.append(self.item())
+                items.extend(self.item())
         if version is None:
             self.fail("'.version'")
         if target is None:
@@ -107,6 +107,8 @@ class Parser(Expressions):
         major, _, minor = token.text.partition(".")
         if not (major.isdigit() and minor.isdigit()):
             self.fail("a version such as 8.6", token)
+        if len(token.text) > 8:
+            self.fail("a version such as 8.6", token)
         return int(major), int(minor)
 
     def target(self) -> tuple[str, ...]:
@@ -115,23 +117,23 @@ class Parser(Expressions):
             names.append(self.identifier("a target option"))
         return tuple(names)
 
-    def item(self) -> nodes.Function | nodes.Variable | nodes.Directive:
+    def item(self) -> tuple[nodes.Function | nodes.Variable | nodes.Directive, ...]:
         start = self.token.start
         linkage = None
         if self.token.kind == "dotted" and self.token.text[1:] in LINKAGES:
             linkage = self.next().text[1:]
         if self.token.text in (".entry", ".func"):
-            return self.function(start, linkage)
+            return (self.function(start, linkage),)
         if self.token.kind == "dotted" and self.token.text[1:] in SPACES:
-            return self.variable(start, linkage)
+            return self.variables(start, linkage)
         if linkage:
             self.fail("'.entry', '.func' or a state space")
-        return self.directive()
+        return (self.directive(),)
 
     def function(self, start: int, linkage: str | None) -> nodes.Function:
         kind = self.next().text[1:]
         directives: list[nodes.Directive] = []
-        while self.token.kind == "dotted":  # .attribute(...), .noreturn before the name
+        while self.token.text == ".attribute":  # all others follow the parameters
             directives.append(self.function_directive())
         results: tuple = ()
         if kind == "func" and self.token.text == "(":
@@ -172,6 +174,8 @@ class Parser(Expressions):
         arguments: list[str] = []
         if name == "pragma":
             arguments.append(self.of_kind("string", "a quoted pragma").text)
+            while self.accept(","):
+                arguments.append(self.of_kind("string", "a quoted pragma").text)
             self.expect(";")
             return nodes.Directive(name, tuple(arguments), semicolon=True, span=self.span(start))
         if self.token.text == "(":
@@ -203,46 +207,45 @@ class Parser(Expressions):
         while not self.accept("}"):
             if self.token.kind == "end":
                 self.fail("'}'")
-            statement = self.statement()
-            if statement is not None:
-                items.append(statement)
+            items.extend(self.statement())
         self.depth -= 1
         return nodes.Block(tuple(items), span=self.span(start))
 
-    def statement(self) -> nodes.Statement | None:
+    def statement(self) -> tuple[nodes.Statement, ...]:
+        """What one semicolon ends: none for an empty statement, many for `.shared .b32 a, b;`."""
         token = self.token
-        if token.text == "{":
-            return self.block()
-        if token.text == ";":
-            self.next()
-            return None
         if token.kind == "dotted":
             return self.declaration()
-        if token.text == "@":
-            return self.instruction()
+        if token.kind == "word" and self.tokens[self.at + 1].text != ":" or token.text == "@":
+            return (self.instruction(),)
         if token.kind in ("word", "register") and self.tokens[self.at + 1].text == ":":
             self.at += 2
             if self.token.text in (".branchtargets", ".calltargets", ".callprototype"):
-                return self.directive(label=token.text, start=token.start)
-            return nodes.Label(token.text, span=self.span(token.start))
-        if token.kind == "word":
-            return self.instruction()
+                return (self.directive(label=token.text, start=token.start),)
+            return (nodes.Label(token.text, span=self.span(token.start)),)
+        if token.text == "{":
+            return (self.block(),)
+        if token.text == ";":
+            self.next()
+            return ()
         self.fail("a statement")
 
-    def declaration(self) -> nodes.Statement:
+    def declaration(self) -> tuple[nodes.Statement, ...]:
         start = self.token.start
         name = self.token.text[1:]
         if name == "reg":
             self.next()
             declared = self.register_names(start)
             self.expect(";")
-            return declared
+            return (declared,)
         if name in LINKAGES:
             self.next()
-            return self.variable(start, name)
+            if self.token.text[1:] not in SPACES:
+                self.fail("a state space")
+            return self.variables(start, name)
         if name in SPACES:
-            return self.variable(start, None)
-        return self.directive()
+            return self.variables(start, None)
+        return (self.directive(),)
 
     def directive(self, label: str | None = None, start: int | None = None) -> nodes.Directive:
         """Ends at ';', or for .loc and .file at the line's end, or at a section's closing brace."""
@@ -258,6 +261,8 @@ class Parser(Expressions):
                 arguments.append(self.next().text)
             return nodes.Directive(name, tuple(arguments), label, span=self.span(start))
         if name == "section":
+            if self.token.kind not in ("word", "dotted"):
+                self.fail("a section name")
             arguments.append(self.next().text)
             if self.token.text != "{":
                 self.fail("'{'")
@@ -289,10 +294,21 @@ class Parser(Expressions):
                 break
         return nodes.RegisterDecl(kind, tuple(names), vector, span=self.span(start))
 
-    def variable(self, start: int, linkage: str | None) -> nodes.Variable:
-        found = self.declarator(start, linkage)
+    def variables(self, start: int, linkage: str | None) -> tuple[nodes.Variable, ...]:
+        """`.shared .b32 a, b[4];` stands for one declaration each."""
+        found = [self.declarator(start, linkage)]
+        while self.accept(","):
+            place = self.token.start
+            name, dimensions, initializer = self.declared()
+            first = found[0]
+            found.append(
+                nodes.Variable(
+                    first.space, first.type, name, first.align, first.vector, dimensions,
+                    initializer, linkage, first.attributes, span=self.span(place),
+                )  # fmt: skip
+            )
         self.expect(";")
-        return found
+        return tuple(found)
 
     def declarator(self, start: int, linkage: str | None) -> nodes.Variable:
         """`.shared .align 16 .b8 name[4][8] = {...}`; parameters have `.ptr .global` too."""
@@ -313,6 +329,14 @@ class Parser(Expressions):
                 attributes.append(word)
         if kind is None:
             self.fail("a type such as .b32")
+        name, dimensions, initializer = self.declared()
+        return nodes.Variable(
+            space, kind, name, align, vector, dimensions, initializer, linkage,
+            tuple(attributes), span=self.span(start),
+        )  # fmt: skip
+
+    def declared(self) -> tuple[str, tuple[int | None, ...], tuple | nodes.Operand | None]:
+        """Name, extents and initializer of one declared variable."""
         name = self.identifier("a variable name")
         dimensions: list[int | None] = []
         while self.accept("["):
@@ -320,11 +344,7 @@ class Parser(Expressions):
                 None if self.token.text == "]" else self.constant("an extent", closing="]")
             )
             self.expect("]")
-        initializer = self.initializer() if self.accept("=") else None
-        return nodes.Variable(
-            space, kind, name, align, vector, tuple(dimensions), initializer, linkage,
-            tuple(attributes), span=self.span(start),
-        )  # fmt: skip
+        return name, tuple(dimensions), self.initializer() if self.accept("=") else None
 
     def initializer(self) -> tuple | nodes.Operand:
         if not self.accept("{"):
@@ -350,12 +370,11 @@ class Parser(Expressions):
         modifiers: list[str] = []
         while self.token.kind == "dotted":
             modifiers.append(self.next().text[1:])
+        self.call = opcode == "call"
         operands: list[nodes.Operand] = []
         while not self.accept(";"):
-            if operands:
-                self.expect(",")
-            elif self.token.kind == "end":
-                self.fail("';'")
+            if operands and not self.accept(","):
+                self.fail("',' or ';'")
             operands.append(self.operand())
         return nodes.Instruction(
             opcode, tuple(modifiers), tuple(operands), guard, span=self.span(start)
@@ -383,32 +402,48 @@ class Parser(Expressions):
 
     def single(self) -> nodes.Operand:
         token = self.token
-        special: dict[str, Callable[[], nodes.Operand]] = {
-            "{": self.vector, "[": self.address, "!": self.negated,
-        }  # fmt: skip
-        if token.kind == "mark" and token.text in special:
-            return special[token.text]()
-        if token.text == "(" and self.is_group():
-            return self.group()
-        if token.kind == "word" and token.text != "WARP_SZ" or token.kind == "register":
+        if token.kind == "register" or token.kind == "word" and token.text != "WARP_SZ":
             return self.symbol()
-        if token.text == "-" and self.tokens[self.at + 1].kind == "register":
+        if token.text in ("{", "[", "(") and (token.text != "(" or self.is_group()):
+            self.nested()
+            found = {"{": self.vector, "[": self.address, "(": self.group}[token.text]()
+            self.depth -= 1
+            return found
+        if token.text == "!":
+            return self.negated()
+        following = self.tokens[self.at + 1]
+        if token.text == "-" and following.kind in ("register", "word") and (
+            following.text != "WARP_SZ"
+        ):
             self.next()
             return nodes.Negated(self.register("a register"), "-", span=self.span(token.start))
         if token.kind == "float" or (
             token.text in ("-", "+") and self.tokens[self.at + 1].kind == "float"
         ):
             return self.floating()
+        if token.kind == "integer" and following.text == "(":
+            return self.masked()
         if token.kind in ("integer", "mark", "word"):
             value = self.expression("an operand")
             text = self.source.text[token.start : self.tokens[self.at - 1].end]
             return nodes.Integer(value, text, span=self.span(token.start))
         self.fail("an operand")
 
+    def masked(self) -> nodes.Name:
+        """`0xFF00(name)` in an initializer: one byte of an address."""
+        mask = self.next()
+        self.expect("(")
+        name = self.identifier("a variable")
+        self.expect(")")
+        return nodes.Name(f"{mask.text}({name})", span=self.span(mask.start))
+
     def symbol(self) -> nodes.Operand:
-        """A register or name; `name+4` in an initializer is an address."""
+        """A register or name; `name+4` and `generic(name)+4` in an initializer are addresses."""
         token = self.token
         found = self.register("an operand")
+        if token.text == "generic" and self.accept("("):
+            found = nodes.Name(f"generic({self.identifier('a variable')})")
+            self.expect(")")
         if self.token.text in ("+", "-") and isinstance(found, nodes.Name):
             offset = self.expression("an offset", leading_sign=True)
             return nodes.Address(found, offset, "bare", span=self.span(token.start))
@@ -416,7 +451,11 @@ class Parser(Expressions):
 
     def is_group(self) -> bool:
         """`(` opens a call list unless a constant expression starts there."""
+        if self.call:
+            return True
         following = self.tokens[self.at + 1]
+        if following.text == "WARP_SZ":
+            return False
         return following.kind in ("register", "word") or following.text in (")", "{", "[")
 
     def group(self) -> nodes.Group:
@@ -430,13 +469,11 @@ class Parser(Expressions):
 
     def vector(self) -> nodes.Vector:
         start = self.expect("{").start
-        self.nested()
         items: list[nodes.Operand] = []
         while not self.accept("}"):
             if items:
                 self.expect(",")
             items.append(self.operand())
-        self.depth -= 1
         return nodes.Vector(tuple(items), span=self.span(start))
 
     def address(self) -> nodes.Operand:

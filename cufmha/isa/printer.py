@@ -28,14 +28,14 @@ def print_module(module: nodes.Module) -> str:
 
 def _function(function: nodes.Function) -> list[str]:
     head = f".{function.linkage} " if function.linkage else ""
-    before = [d for d in function.directives if d.name in ("attribute", "noreturn", "unified")]
-    after = [d for d in function.directives if d not in before]
-    head += f".{function.kind} " + "".join(_directive(d) + " " for d in before)
+    before = [d for d in function.directives if d.name == "attribute"]
+    after = [d for d in function.directives if d.name != "attribute"]
+    head += f".{function.kind} " + "".join(_tuning(d) + " " for d in before)
     if function.results:
         head += f"({', '.join(_parameter(p) for p in function.results)}) "
     lines = [head + function.name + "("]
     lines += [",\n".join(INDENT + _parameter(p) for p in function.parameters)]
-    lines += [")", *(_directive(d) for d in after)]
+    lines += [")", *(_tuning(d) for d in after)]
     if function.body is None:
         lines[-1] += ";"
     else:
@@ -108,11 +108,16 @@ def _initializer(value: tuple | nodes.Operand) -> str:
 def _directive(item: nodes.Directive) -> str:
     label = f"{item.label}: " if item.label else ""
     text = f"{label}.{item.name}"
-    if item.arguments:
-        joined = " ".join(item.arguments)
-        text += " " + joined.replace(" ,", ",")
-        if item.name in ("reqntid", "maxntid", "reqnctapercluster"):
-            text = f"{label}.{item.name} {', '.join(item.arguments)}"
+    for argument in item.arguments:
+        text += argument if argument == "," else f" {argument}"
+    return text + (";" if item.semicolon else "")
+
+
+def _tuning(item: nodes.Directive) -> str:
+    """A directive between a function's head and its body."""
+    if item.name == "attribute":
+        return f".attribute{''.join(item.arguments)}"
+    text = f".{item.name} {', '.join(item.arguments)}".rstrip()
     return text + (";" if item.semicolon else "")
 
 
@@ -132,7 +137,7 @@ def operand(item: nodes.Operand) -> str:
         case nodes.Integer(text=text) | nodes.Float(text=text):
             return text
         case nodes.Address(text="bare", base=base, offset=offset) if base:
-            return f"{base.name}{offset:+d}"
+            return f"{base.name}+{offset}"
         case nodes.Address(base=None, offset=offset):
             return f"[{offset}]"
         case nodes.Address(base=base, offset=0):
