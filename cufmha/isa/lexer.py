@@ -55,7 +55,7 @@ class Source:
 
 
 def tokenize(source: Source) -> list[Token]:
-    """All tokens but blanks and comments, and an "end" token last."""
+    """All tokens but blanks and comments, then two "end" tokens, as the parser looks one ahead."""
     text, tokens, at = source.text, [], 0
     match = _TOKENS.match
     while at < len(text):
@@ -69,5 +69,5 @@ def tokenize(source: Source) -> list[Token]:
         if kind != "blank":
             tokens.append(Token(kind, text[at:end], at, end))
         at = end
-    tokens.append(Token("end", "", len(text), len(text)))
-    return tokens
+    end = Token("end", "", len(text), len(text))
+    return [*tokens, end, end]

@@ -188,6 +188,8 @@ class Parser(Expressions):
 
     def balanced(self, opening: str, closing: str) -> list[str]:
         """Tokens from an opening mark to its partner, both included."""
+        if self.token.text != opening:
+            self.fail(repr(opening))
         found, level = [], 0
         while True:
             token = self.next()
@@ -313,22 +315,23 @@ class Parser(Expressions):
     def declarator(self, start: int, linkage: str | None) -> nodes.Variable:
         """`.shared .align 16 .b8 name[4][8] = {...}`; parameters have `.ptr .global` too."""
         space = self.next().text[1:]
-        align, vector, kind = None, 1, None
+        align, vector = None, 1
         attributes: list[str] = []
-        while self.token.kind == "dotted":
+        while self.token.text in (".align", ".attribute", ".v2", ".v4", ".v8"):
             word = self.next().text[1:]
             if word == "align":
                 align = self.constant("an alignment")
-            elif word in ("v2", "v4", "v8"):
-                vector = int(word[1:])
             elif word == "attribute":
                 attributes.append(word + "".join(self.balanced("(", ")")))
-            elif kind is None and word not in ("ptr", *SPACES):
-                kind = word
             else:
-                attributes.append(word)
-        if kind is None:
-            self.fail("a type such as .b32")
+                vector = int(word[1:])
+        kind = self.of_kind("dotted", "a type such as .b32").text[1:]
+        if space == "param" and self.accept(".ptr"):
+            attributes.append("ptr")
+            if self.token.text[1:] in SPACES and self.token.kind == "dotted":
+                attributes.append(self.next().text[1:])
+            if self.accept(".align"):
+                align = self.constant("an alignment")
         name, dimensions, initializer = self.declared()
         return nodes.Variable(
             space, kind, name, align, vector, dimensions, initializer, linkage,

@@ -86,8 +86,7 @@ def variable(item: nodes.Variable) -> str:
     late = item.space == "param" and "ptr" in item.attributes
     if item.align is not None and not late:
         words.append(f".align {item.align}")
-    words += [a if a.startswith("attribute") else "" for a in item.attributes if "(" in a]
-    words = ["." + w if w.startswith("attribute") else w for w in words if w]
+    words += [f".{a}" for a in item.attributes if "(" in a]
     if item.vector > 1:
         words.append(f".v{item.vector}")
     words.append(f".{item.type}")
