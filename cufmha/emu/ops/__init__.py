@@ -1,2 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One file per family of instructions; importing a file registers its operations."""
+"""One file per family of instructions; importing this package registers all operations."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+FAMILIES = ("control", "loadstore", "sync", "atomic", "alu", "convert", "approx", "mbarrier", "bulk",
+            "tensormap", "clc", "wgmma", "tcgen05", "mma", "ldmatrix")  # fmt: skip
+
+for _family in FAMILIES:
+    import_module(f"{__name__}.{_family}")

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asynchronous work: issued now, carried out as early, as late or as shuffled as the seed wills.
+
+Seed 0 carries work out at once. Odd seeds hold it back until nothing else can run; the other seeds
+let each piece through at random. The order that the ISA promises is kept through `after`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .lanes import Warp
+    from .machine import Machine
+
+
+class AsyncOp:
+    """One piece of asynchronous work.
+
+    Subclasses give `kind` (for messages) and `run()`, which moves the data and signals completion.
+    `after` holds work that must be complete before this may run.
+    """
+
+    kind = "asynchronous work"
+
+    def __init__(self, warp: Warp, *, after: list[AsyncOp] | None = None) -> None:
+        self.warp = warp
+        self.line = warp.line
+        self.id = next(warp.machine.ids)
+        self.after = [op for op in after or () if not op.complete]
+        self.complete = False
+
+    def run(self) -> None:
+        raise NotImplementedError
+
+    def ready(self) -> bool:
+        return all(op.complete for op in self.after)
+
+    def settled(self) -> bool:
+        """Over, and its block has ended too, so nobody can rely on it wrongly any more."""
+        return self.complete and self.warp.cta.done
+
+
+class AsyncQueue:
+    """All work in flight of a launch, in the order of issue."""
+
+    def __init__(self, machine: Machine, seed: int) -> None:
+        self.machine = machine
+        self.policy = "early" if seed == 0 else "late" if seed % 2 else "shuffled"
+        self.waiting: list[AsyncOp] = []
+        self.recent: list[int] = []
+
+    @property
+    def pending(self) -> bool:
+        return bool(self.waiting)
+
+    def submit(self, op: AsyncOp) -> None:
+        self.recent.append(op.id)
+        if len(self.recent) > 4096:
+            del self.recent[:2048]
+        if self.policy == "early" and op.ready():
+            self._carry_out(op)
+        else:
+            self.waiting.append(op)
+
+    def remembered(self) -> set[int]:
+        """Ids young enough to matter to anybody."""
+        return set(self.recent)
+
+    def poll(self) -> None:
+        """Once per scheduling pass."""
+        if not self.waiting or self.policy == "late":
+            return
+        if self.policy == "early":
+            self._sweep(1.0)
+        else:
+            self._sweep(0.3)
+
+    def push(self) -> bool:
+        """Nothing else can run: carry out at least one piece; False if there is none."""
+        ready = [op for op in self.waiting if op.ready()]
+        if not ready:
+            return False
+        op = ready[0] if self.policy != "shuffled" else self.machine.rng.choice(ready)
+        self.waiting.remove(op)
+        self._carry_out(op)
+        return True
+
+    def drain(self) -> None:
+        while self.push():
+            pass
+
+    def finish(self, ops: list[AsyncOp]) -> None:
+        """Carries out these and whatever they come after."""
+        for op in ops:
+            if not op.complete:
+                self.finish(op.after)
+                self.waiting.remove(op)
+                self._carry_out(op)
+
+    def _sweep(self, chance: float) -> None:
+        progress = True
+        while progress:
+            progress = False
+            for op in list(self.waiting):
+                if op.ready() and (chance == 1 or self.machine.rng.random() < chance):
+                    self.waiting.remove(op)
+                    self._carry_out(op)
+                    progress = chance == 1
+
+    def _carry_out(self, op: AsyncOp) -> None:
+        from ..errors import EmulationError
+
+        try:
+            op.run()
+        except EmulationError as error:
+            raise error.locate(
+                kernel=self.machine.kernel, line=op.line, block=op.warp.cta.linear,
+                warp=op.warp.index,
+            ) from None  # fmt: skip
+        op.complete = True
