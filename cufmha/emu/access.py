@@ -10,6 +10,7 @@ import numpy as np
 from ..errors import Misaligned, OutOfBounds, Uninitialized, WrongSpace
 from .lanes import Owner, Warp
 from .memory import GRANULE, LOCAL, PARAM, SHARED, LocalMemory, Range, SharedMemory
+from .ordering import Cells
 from .types import LANES, UNSIGNED
 
 _OFFSET = np.uint64(0xFFFFFF)
@@ -25,16 +26,20 @@ def load(
     count: int,
     *,
     align: int = 0,
+    strong: bool = False,
 ) -> list[np.ndarray]:
-    """`count` elements of `size` bytes per lane, as unsigned arrays; inactive lanes hold zeros."""
-    _aligned(addresses, mask, align or size * count)
+    """`count` elements of `size` bytes per lane, as unsigned arrays; inactive lanes hold zeros.
+
+    `strong`: volatile, relaxed and the like, which race with plain accesses only.
+    """
+    require_aligned(addresses, mask, align or size * count)
     found = [np.zeros(LANES, UNSIGNED[8 * size]) for _ in range(count)]
-    for part, where, memory in _targets(w, mask, addresses, space, size * count, write=False):
+    for part, where, memory in targets(w, mask, addresses, space, size * count, write=False):
         if isinstance(memory, LocalMemory):
             _load_local(part, where, memory, size, found)
             continue
-        elements = _elements(memory, where, size)
-        _check(w, memory, where, size * count, write=False)
+        elements = elements_of(memory, where, size)
+        check(w, memory, where, size * count, write=False, strong=strong)
         view, index = elements
         for number in range(count):
             if part is None:
@@ -53,21 +58,22 @@ def store(
     values: list[np.ndarray],
     *,
     align: int = 0,
+    strong: bool = False,
 ) -> None:
     """Lanes in ascending order: of several that write one place, the highest wins."""
     count = len(values)
-    _aligned(addresses, mask, align or size * count)
-    for part, where, memory in _targets(w, mask, addresses, space, size * count, write=True):
+    require_aligned(addresses, mask, align or size * count)
+    for part, where, memory in targets(w, mask, addresses, space, size * count, write=True):
         if isinstance(memory, LocalMemory):
             _store_local(part, where, memory, size, values)
             continue
-        view, index = _elements(memory, where, size)
-        _check(w, memory, where, size * count, write=True)
+        view, index = elements_of(memory, where, size)
+        check(w, memory, where, size * count, write=True, strong=strong)
         for number in range(count):
             view[index + number] = values[number] if part is None else values[number][part]
 
 
-def _aligned(addresses: np.ndarray, mask: np.ndarray, align: int) -> None:
+def require_aligned(addresses: np.ndarray, mask: np.ndarray, align: int) -> None:
     if align == 1:
         return
     bad = (addresses & np.uint64(align - 1)) != 0
@@ -79,7 +85,7 @@ def _aligned(addresses: np.ndarray, mask: np.ndarray, align: int) -> None:
         )  # fmt: skip
 
 
-def _targets(
+def targets(
     w: Warp, mask: np.ndarray, addresses: np.ndarray, space: str, nbytes: int, *, write: bool
 ) -> list[tuple[Any, np.ndarray, Any]]:
     """(lanes or None for all, offsets or addresses of those lanes, memory) for every memory hit."""
@@ -181,7 +187,7 @@ def _generic(
     return found
 
 
-def _elements(
+def elements_of(
     memory: SharedMemory | Range, where: np.ndarray, size: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """The memory as elements of `size` bytes, and the lanes' indices into it."""
@@ -191,9 +197,16 @@ def _elements(
     return view, ((where - np.uint64(start)) // np.uint64(size)).astype(np.int64)
 
 
-def _check(
-    w: Warp, memory: SharedMemory | Range, where: np.ndarray, nbytes: int, *, write: bool
+def check(
+    w: Warp,
+    memory: SharedMemory | Range,
+    where: np.ndarray,
+    nbytes: int,
+    *,
+    write: bool,
+    strong: bool = False,
 ) -> None:
+    """The hazards of an access; several lanes may touch one place."""
     shadow = memory.shadow
     if shadow is None:
         return
@@ -207,8 +220,13 @@ def _check(
     g = offsets // GRANULE
     if nbytes > GRANULE:
         g = (g[:, None] + np.arange(-(-nbytes // GRANULE))).ravel()
-    check = shadow.write if write else shadow.read
-    check(w, g, int(offsets.min()), int(offsets.max()) + nbytes)
+    lo, hi = int(offsets.min()), int(offsets.max()) + nbytes
+    if strong:
+        if write:
+            shadow.initialized[g] = True
+        shadow.strong(w, g, lo, hi, write=write)
+    else:
+        (shadow.write if write else shadow.read)(w, g, lo, hi)
 
 
 # ---- local memory
@@ -262,31 +280,32 @@ def check_parameter(at: int, nbytes: int, align: int, size: int) -> None:
         raise Misaligned(f"parameter offset must be a multiple of {align}", address=at)
 
 
-class Releases:
-    """What was published at each address by a releasing store or atomic."""
+def release(
+    w: Warp, mask: np.ndarray, addresses: np.ndarray, space: str, *, sem: str = "release"
+) -> None:
+    """Before a strong write: whoever acquires from these addresses learns what w published."""
+    if w.machine.hazards:
+        w.machine.state(Cells).release(w, _cells(w, mask, addresses, space), sem=sem)
 
-    def __init__(self, machine: Owner) -> None:
-        self.at: dict[int, list[Any]] = {}
+
+def acquire(
+    w: Warp, mask: np.ndarray, addresses: np.ndarray, space: str, *, sem: str = "acquire"
+) -> None:
+    """After a strong read: learn what was released there, at once or with the next fence."""
+    if w.machine.hazards:
+        w.machine.state(Cells).acquire(w, _cells(w, mask, addresses, space), sem=sem)
 
 
-def release(w: Warp, mask: np.ndarray, addresses: np.ndarray, space: str) -> None:
-    """Before a releasing write: whoever acquires from these addresses learns what w knows."""
-    if not w.machine.hazards:
-        return
-    snapshot = w.machine.publish(w)
-    releases = w.machine.state(Releases).at
+def _cells(
+    w: Warp, mask: np.ndarray, addresses: np.ndarray, space: str
+) -> list[tuple[int, int]]:
+    """Shared addresses mean something within their cluster only."""
+    low = (1 << 56) - 1
+    found = []
     for address in np.unique(addresses[mask]).tolist():
-        releases[address] = [*releases.get(address, [])[-63:], (w.cta.cluster.number, snapshot)]
-
-
-def acquire(w: Warp, mask: np.ndarray, addresses: np.ndarray, space: str) -> None:
-    """After an acquiring read: learn what was released there."""
-    if not w.machine.hazards:
-        return
-    releases = w.machine.state(Releases).at
-    for address in np.unique(addresses[mask]).tolist():
-        for cluster, snapshot in releases.get(address, ()):
-            w.machine.acquire(w, snapshot, cluster)
+        here = space.startswith("shared") or address >> 56 == SHARED >> 56
+        found.append((w.cta.cluster.number if here else -1, address & low))
+    return found
 
 
 def is_parameter(address: int) -> bool:

@@ -60,6 +60,7 @@ class Shadow:
         self.owner = np.full(granules, -1, np.int32)
         self.reads = np.zeros((warps, granules), np.int32)
         self.readers = np.full(granules, -1, np.int32)
+        self.strong_epoch: np.ndarray | None = None  # epoch of the last indivisible write
         self.regions: list[Region] = []
         self.scattered: np.ndarray | None = None  # id of the async write to each granule
         self.kinds: dict[int, Any] = {}
@@ -93,6 +94,25 @@ class Shadow:
         self.initialized[g] = True
         if self.regions:
             self._against_regions(warp, lo, hi, g, write=True)
+        if self.scattered is not None:
+            self._against_scattered(warp, g)
+
+    def strong(self, warp: Warp, g: np.ndarray, lo: int, hi: int, *, write: bool) -> None:
+        """Indivisible accesses (atomics, volatile, relaxed, …): they race with plain ones only."""
+        if not self.initialized[g].all():
+            self.read(warp, g, lo, hi)
+        if self.strong_epoch is None:
+            self.strong_epoch = np.zeros(len(self.epoch), np.int32)
+        plain = g[self.strong_epoch[g] != self.epoch[g]]
+        if plain.size:
+            self._ordered_after_writes(warp, plain)
+        if write:
+            self._ordered_after_reads(warp, g)
+            self.writer[g] = warp.uid
+            self.epoch[g] = self.strong_epoch[g] = warp.knowledge.clock[warp.uid]
+            self.owner[g] = warp.cta.cluster.number
+        if self.regions:
+            self._against_regions(warp, lo, hi, g, write=write)
         if self.scattered is not None:
             self._against_scattered(warp, g)
 

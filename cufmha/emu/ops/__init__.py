@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-FAMILIES = ("control", "loadstore", "sync", "atomic", "alu", "convert", "approx", "mbarrier", "bulk",
+FAMILIES = ("control", "loadstore", "sync", "warpwide", "atomic", "alu", "convert", "approx", "mbarrier", "bulk",
             "tensormap", "clc", "wgmma", "tcgen05", "mma", "ldmatrix")  # fmt: skip
 
 for _family in FAMILIES:

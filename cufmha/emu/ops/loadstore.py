@@ -21,11 +21,11 @@ _SPACES = ("global", "shared", "shared::cta", "shared::cluster", "local", "param
            "param::entry", "param::func")  # fmt: skip
 # What says how fast or how ordered, not what: caches, eviction, scopes.
 _HINTS = frozenset(
-    "ca cg cs lu cv wb wt nc volatile relaxed weak mmio cta cluster gpu sys unified "
+    "ca cg cs lu cv wb wt nc weak cta cluster gpu sys unified "
     "L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last L1::no_allocate "
     "L2::evict_normal L2::evict_first L2::evict_last L2::64B L2::128B L2::256B".split()
 )
-_ORDERED = frozenset(("acquire", "release"))
+_STRONG = frozenset(("volatile", "relaxed", "mmio", "acquire", "release"))
 
 
 class Form:
@@ -33,14 +33,14 @@ class Form:
 
     def __init__(self, inst: nodes.Instruction, ctx: Context) -> None:
         self.space, self.vector, self.kind = "", 1, ""
-        self.hint = self.ordered = False
+        self.hint, self.sem = False, ""
         for word in inst.modifiers:
             if word in _SPACES:
                 self.space = word.split("::")[0] if word != "shared::cluster" else word
             elif word in ("v2", "v4", "v8"):
                 self.vector = int(word[1:])
-            elif word in _ORDERED:
-                self.ordered = True
+            elif word in _STRONG:
+                self.sem = self.sem or word
             elif word == "L2::cache_hint":
                 self.hint = True
             elif types.known(word) and word != "pred":
@@ -70,13 +70,13 @@ def load(inst: nodes.Instruction, ctx: Context) -> Any:
     if form.bytes == 16:
         return _load_wide(ctx, items, address, space, form)
     sinks = [ctx.sink(item, form.kind) for item in items]
-    size, count = form.bytes, form.vector
+    size, count, strong = form.bytes, form.vector, bool(form.sem)
     dtype = types.dtype(form.kind)
 
     def run(w: Warp, mask: np.ndarray) -> None:
-        found = access.load(w, mask, address(w), space, size, count)
-        if form.ordered:
-            access.acquire(w, mask, address(w), space)
+        found = access.load(w, mask, address(w), space, size, count, strong=strong)
+        if strong:
+            access.acquire(w, mask, address(w), space, sem=form.sem)
         for sink, values in zip(sinks, found, strict=True):
             sink(w, values.view(dtype), mask)
 
@@ -151,9 +151,10 @@ def store(inst: nodes.Instruction, ctx: Context) -> Any:
     sources = [ctx.source(item, f"b{8 * size}") for item in items]
 
     def run(w: Warp, mask: np.ndarray) -> None:
-        if form.ordered:
-            access.release(w, mask, address(w), space)
-        access.store(w, mask, address(w), space, size, [read(w) for read in sources])
+        if form.sem:
+            access.release(w, mask, address(w), space, sem=form.sem)
+        values = [read(w) for read in sources]
+        access.store(w, mask, address(w), space, size, values, strong=bool(form.sem))
 
     return run
 
