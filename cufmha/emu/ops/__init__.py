@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from importlib import import_module
 
-FAMILIES = ("control", "loadstore", "sync", "warpwide", "atomic", "alu", "convert", "approx", "mbarrier", "bulk",
-            "tensormap", "clc", "wgmma", "tcgen05", "mma", "ldmatrix")  # fmt: skip
+FAMILIES = ("control", "loadstore", "sync", "warpwide", "atomic", "integer", "logic", "compare",
+            "floats", "approx", "convert")  # fmt: skip
 
 for _family in FAMILIES:
     import_module(f"{__name__}.{_family}")

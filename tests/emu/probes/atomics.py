@@ -90,7 +90,7 @@ def common_cell(form: str, space: str) -> Probe:
     cells, values = operands([kind, kind], BLOCK, 3 * len(form))
     _, lines = locate(kind, size, space)
     if space == "global":
-        lines += ["ld.param.u64 %cell, [p0];", f"red.global.{form} [%cell], %a;"]
+        lines += ["bar.sync 0;", "ld.param.u64 %cell, [p0];", f"red.global.{form} [%cell], %a;"]
     else:
         lines += [
             "bar.sync 0;",

@@ -191,7 +191,8 @@ def lanewise(
         ) + ";"
     seed = sum(form.encode()) * 7 + len(form)
     inputs = list(values) if values is not None else operands(sources, count, seed)
-    count = len(inputs[0]) if inputs else count
+    count = -(-(len(inputs[0]) if inputs else count) // BLOCK) * BLOCK
+    inputs = [np.resize(x, count) for x in inputs]  # every thread has a lane
     names = {f"d{i}": f"%d{i}" for i in range(len(results))} | {x: f"%{x}" for x in letters}
     text = lane_kernel(template.format(**names), results, sources, letters, setup)
     arguments = [*inputs, *(Output((count,), storage(kind)) for kind in results)]
@@ -199,7 +200,7 @@ def lanewise(
         name=f"{form} {note}".strip(),
         text=text,
         arguments=tuple(arguments),
-        grid=-(-count // BLOCK),
+        grid=count // BLOCK,
         **extra,
     )
 

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""float32 arithmetic: the common forms in one or a few NumPy calls, every other one exactly.
+
+NaN results are 0x7fffffff, as the hardware gives them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from . import formats
+from .formats import F32, F64, SINGLE, U32, U64
+
+NAN = np.array(0x7FFFFFFF, np.uint32).view(F32)
+_INF = float("inf")
+_HALF_WAY, _BELOW = U64.type(0x10000000), U64.type(0x1FFFFFFF)
+
+
+def canonical(x: np.ndarray) -> np.ndarray:
+    """NaN to its one pattern. The squared sum is finite unless there is something to look at."""
+    if x.dot(x) < _INF:
+        return x
+    nan = np.isnan(x)
+    return np.where(nan, NAN, x) if nan.any() else x
+
+
+def add(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return canonical(a + b)
+
+
+def subtract(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return canonical(a - b)
+
+
+def multiply(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return canonical(a * b)
+
+
+def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """a·b is exact in float64; the sum is rounded twice, which shows only at half-way patterns."""
+    product = a.astype(F64)
+    product *= b
+    wide = product + c
+    if ((wide.view(U64) & _BELOW) == _HALF_WAY).any():
+        wide = formats.odd_sum(product, c.astype(F64))
+    elif (np.abs(wide) < SINGLE.smallest_normal).any():
+        wide = formats.odd_sum(product, c.astype(F64))
+    return canonical(wide.astype(F32))
+
+
+def flush(x: np.ndarray) -> np.ndarray:
+    """Subnormals to zero of the same sign."""
+    tiny = np.abs(x) < F32.type(SINGLE.smallest_normal)
+    return np.where(tiny, np.copysign(F32.type(0), x), x) if tiny.any() else x
+
+
+def maximum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """IEEE maximumNumber: NaN only if both are; +0 above −0."""
+    return _extreme(a, b, np.fmax, np.bitwise_and)
+
+
+def minimum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return _extreme(a, b, np.fmin, np.bitwise_or)
+
+
+def _extreme(a: np.ndarray, b: np.ndarray, pick: np.ufunc, zeros: np.ufunc) -> np.ndarray:
+    r = pick(a, b)
+    if r.all():  # no zero (NaN counts as true): signs need no care
+        return canonical(r)
+    both = (a == 0) & (b == 0)
+    if both.any():
+        signed = zeros(a.view(U32), b.view(U32)).view(F32)
+        r = np.where(both, signed, r)
+    return canonical(r)
+
+
+def rounded(form: str, mode: str) -> Callable[..., np.ndarray]:
+    """add, sub, mul, fma, div, rcp or sqrt with a directed rounding mode, as float32."""
+
+    def finish(x: np.ndarray) -> np.ndarray:
+        return formats.to_format(x, SINGLE, mode).view(F32)
+
+    def wide(x: np.ndarray) -> np.ndarray:
+        return x.astype(F64)
+
+    def total(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        s = formats.odd_sum(x, y)
+        if mode == "rm":
+            cancelled = (s == 0) & ~((x == 0) & (y == 0) & ~np.signbit(x) & ~np.signbit(y))
+            s = np.where(cancelled, -0.0, s)
+        return s
+
+    if form == "add":
+        return lambda a, b: finish(total(wide(a), wide(b)))
+    if form == "sub":
+        return lambda a, b: finish(total(wide(a), -wide(b)))
+    if form == "mul":
+        return lambda a, b: finish(wide(a) * wide(b))
+    if form == "fma":
+        return lambda a, b, c: finish(total(wide(a) * wide(b), wide(c)))
+    if form == "div":
+        return lambda a, b: finish(_odd_quotient(wide(a), wide(b)))
+    if form == "rcp":
+        return lambda a: finish(_odd_quotient(np.ones(a.shape), wide(a)))
+    return lambda a: finish(_odd_root(wide(a)))
+
+
+def _odd_quotient(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a / b rounded to odd; the remainder a − q·b is exact in two float64 pieces."""
+    q = a / b
+    product, error = _two_product(q, b)
+    rest = (a - product) - error
+    return _to_odd(q, rest * np.sign(b))
+
+
+def _odd_root(a: np.ndarray) -> np.ndarray:
+    r = np.sqrt(a)
+    product, error = _two_product(r, r)
+    return _to_odd(r, (a - product) - error)
+
+
+def _two_product(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """a·b = p + e exactly (Dekker), for values far from overflow."""
+    p = a * b
+    split = 134217729.0
+    ah = a * split
+    ah = ah - (ah - a)
+    bh = b * split
+    bh = bh - (bh - b)
+    al, bl = a - ah, b - bh
+    return p, ((ah * bh - p) + ah * bl + al * bh) + al * bl
+
+
+def _to_odd(x: np.ndarray, rest: np.ndarray) -> np.ndarray:
+    inexact = (rest != 0) & np.isfinite(x) & np.isfinite(rest)
+    bits = x.view(np.int64)
+    step = np.where((rest > 0) == (x > 0), 1, -1)
+    return np.where(inexact & ((bits & 1) == 0), bits + step, bits).view(F64)
