@@ -12,6 +12,7 @@ bytes that the driver makes of each tensor map; about.json says which card, driv
 from __future__ import annotations
 
 import argparse
+import ctypes
 import datetime
 import json
 import sys
@@ -89,9 +90,24 @@ class CardRunner:
 
     def encode(self, spec: Any, address: int) -> bytes:
         """The descriptor as the driver writes it, without any workaround of ours."""
-        from cufmha.device.cuda import encode_tensor_map
-
-        return encode_tensor_map(spec, address)
+        driver, codes = self.driver, spec.driver_codes()
+        wide, narrow = driver.cuuint64_t, driver.cuuint32_t
+        encoded = self.call(
+            driver.cuTensorMapEncodeTiled(
+                driver.CUtensorMapDataType(codes["dtype"]),
+                spec.rank,
+                address,
+                [wide(x) for x in spec.dims],
+                [wide(x) for x in spec.strides],
+                [narrow(x) for x in spec.box],
+                [narrow(x) for x in spec.steps],
+                driver.CUtensorMapInterleave(codes["interleave"]),
+                driver.CUtensorMapSwizzle(codes["swizzle"]),
+                driver.CUtensorMapL2promotion(codes["l2_promotion"]),
+                driver.CUtensorMapFloatOOBfill(codes["oob_fill"]),
+            )
+        )
+        return ctypes.string_at(encoded.getPtr(), 128)
 
     def about(self) -> dict[str, str]:
         name = self.call(self.driver.cuDeviceGetName(128, self.device))
