@@ -163,7 +163,7 @@ griddepcontrol launch_dependents|wait / 0
 setmaxnreg inc|dec sync aligned u32 / 1
 mapa $shared? u32|u64 / 3
 getctarank $shared? u32|u64 / 2
-createpolicy fractional L2::evict_first|L2::evict_last|L2::evict_normal|L2::evict_unchanged $prim? b64 / 1-2
+createpolicy fractional $prim $prim? b64 / 1-2
 createpolicy range global? $prim $prim? b64 / 3-4
 mbarrier init|inval $shared? b64 / 1-2
 mbarrier arrive|arrive_drop noComplete? expect_tx? $sem? $scope? $shared? b64 / 1-3
@@ -192,10 +192,12 @@ clusterlaunchcontrol try_cancel async shared::cta? $tx multicast::cluster::all? 
 clusterlaunchcontrol query_cancel is_canceled pred b128 / 2
 clusterlaunchcontrol query_cancel get_first_ctaid v4 b32 b128 / 2
 clusterlaunchcontrol query_cancel $ctaid b32 b128 / 2
-ldmatrix sync aligned m8n8|m16n16|m8n16 x1|x2|x4 trans? shared|shared::cta? b16|b8|b8x16 b6x16_p32|b4x16_p64? / 2
+ldmatrix sync aligned m8n8|m16n16|m8n16 x1|x2|x4 trans? shared|shared::cta? b16|b8|b8x16 $unpack? / 2
 stmatrix sync aligned m8n8|m16n8 x1|x2|x4 trans? shared|shared::cta? b16|b8 / 2
 movmatrix sync aligned m8n8 trans b16 / 2
-mma sync aligned $mmashape row|col row|col $kind? satfinite? block_scale? $block? $mmatype $mmatype $mmatype $mmatype $mmatype? / 4-10
+mma sync aligned $mmashape $major $major satfinite? $mmatype $mmatype $mmatype $mmatype / 4
+mma sync aligned $mmashape $major $major $kind $mmatype $mmatype $mmatype $mmatype / 4
+mma sync aligned $mmashape $major $major $kind block_scale $block? $mmatype $mmatype $mmatype $mmatype $mmatype / 10
 wgmma fence|commit_group sync aligned / 0
 wgmma wait_group sync aligned / 1
 wgmma mma_async sp? sync aligned $wshape f32|f16|s32 $wtype $wtype satfinite? / 4-9
@@ -210,12 +212,16 @@ tcgen05 ld sync aligned $shape $times pack::16b? b32 / 2-3
 tcgen05 ld red sync aligned 32x32b|16x32bx2 $times min|max abs? NaN? u32|s32|f32 / 3-4
 tcgen05 st sync aligned $shape $times unpack::16b? b32 / 2-3
 tcgen05 wait::ld|wait::st sync aligned / 0
-tcgen05 cp $group 128x256b|4x256b|128x128b|64x128b|32x128b warpx2::02_13|warpx2::01_23|warpx4? b8x16? b6x16_p32|b4x16_p64? / 2
+tcgen05 cp $group $cpshape $warps? b8x16? $unpack? / 2
 tcgen05 shift $group down / 1
 tcgen05 fence::before_thread_sync|fence::after_thread_sync / 0
 """
 SETS |= {
     "restrict": "sync_restrict::shared::cluster|sync_restrict::shared::cta",
+    "unpack": "b6x16_p32|b4x16_p64",
+    "major": "row|col",
+    "cpshape": "128x256b|4x256b|128x128b|64x128b|32x128b",
+    "warps": "warpx2::02_13|warpx2::01_23|warpx4",
     "prim": "L2::evict_first|L2::evict_last|L2::evict_normal|L2::evict_unchanged",
     "field": "global_address|rank|box_dim|global_dim|global_stride|element_stride|elemtype"
     "|interleave_layout|swizzle_mode|swizzle_atomicity|fill_mode",

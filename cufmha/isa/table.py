@@ -84,7 +84,7 @@ FEATURES: dict[str, tuple[Feature, ...]] = {
         _feature(r"cvt\..*\.bf16", "7.0", "80"),
         _feature(r"cvt\.[su]\d+\.bf16|cvt\..*\.bf16\.(f16|[su]\d+)$", "7.8", "90"),
         _feature(r".*\.satfinite\.(bf16|f16)x?2?\.f32", "8.1", "80"),
-        _feature(r".*\.(e4m3|e5m2)x2", "8.1", "89"),
+        _feature(r".*\.(e4m3|e5m2)x2", "7.8", "89"),
         _feature(r".*\.(e2m1x2|e2m3x2|e3m2x2|ue8m0x2)", "8.6", _NEW_ARCH),
         _feature(r".*\.rs" + _END, "8.7", "100a 103a"),
         _feature(r".*\.r[nz]\b.*\.tf32", "7.8", "90"),
@@ -119,6 +119,7 @@ FEATURES: dict[str, tuple[Feature, ...]] = {
         _feature("", "6.5", "75"),
         _feature(r".*\.(m16n16|m8n16)", "8.6", _NEW_ARCH),
     ),
+    "lop3": (_feature(r"lop3\.(and|or)", "8.2", "70"),),
     "mapa": (_feature("", "7.8", "90"),),
     "max": (
         _feature(r".*\.f32", "8.8", "100", operands=4),
@@ -188,6 +189,7 @@ FEATURES: dict[str, tuple[Feature, ...]] = {
         _feature(r".*\.kind::mxf4nvf4", "8.7", _TCGEN05),
         _feature(r".*\.scale_vec::", "8.6", "100a 103a 110a"),
         _feature(r".*\.block(16|32)" + _END, "8.8", _TCGEN05),
+        _feature(r".*::mxf8f6f4\.block_scale(?!.*\.scale_vec)", "8.8", _TCGEN05),
     ),
     "tensormap": (
         _feature(r"tensormap\.replace", "8.3", _ALL_ARCH),
@@ -197,6 +199,8 @@ FEATURES: dict[str, tuple[Feature, ...]] = {
 }  # fmt: skip
 FEATURES["min"] = FEATURES["max"]
 FEATURES["sub"] = FEATURES["add"]
+
+_SCALE_INPUT_D = Need((8, 6), ("100f",))
 
 # Special registers that not every target has.
 SPECIAL_REGISTERS: dict[str, Need] = {
@@ -222,6 +226,9 @@ def needs(name: str, operands: int) -> tuple[Need, ...]:
 def instruction_needs(instruction: nodes.Instruction) -> tuple[Need, ...]:
     """The needs of its name and of the special registers among its operands."""
     found = needs(instruction.name, len(instruction.operands))
+    if instruction.opcode == "tcgen05" and "mma" in instruction.modifiers:
+        if instruction.operands and isinstance(instruction.operands[-1], nodes.Integer):
+            found = (*found, _SCALE_INPUT_D)
     for operand in instruction.operands:
         if isinstance(operand, nodes.Register):
             need = SPECIAL_REGISTERS.get(operand.name.partition(".")[0])

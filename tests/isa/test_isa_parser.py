@@ -53,7 +53,8 @@ def test_every_shipped_kernel_round_trips():
 
 
 def test_an_instruction_keeps_opcode_modifiers_guard_and_place():
-    module = parse(f"{HEAD}.entry k() {{\n  @!%p1 mbarrier.try_wait.shared::cta.b64 %p2, [%r1], 0;\n}}")
+    line = "  @!%p1 mbarrier.try_wait.shared::cta.b64 %p2, [%r1], 0;"
+    module = parse(f"{HEAD}.entry k() {{\n{line}\n}}")
     (instruction,) = module.functions["k"].body.items
     assert instruction.opcode == "mbarrier"
     assert instruction.modifiers == ("try_wait", "shared::cta", "b64")
