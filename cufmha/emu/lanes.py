@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _FAR = 1 << 60
+_TURN = 400
 
 
 class Owner:
@@ -165,14 +166,15 @@ class Warp(Owner):
             path = self._choose()
             if path is None:
                 break
-            limit = _FAR
-            if len(self.paths) > 1:
+            limit, turn = _FAR, budget
+            if len(self.paths) > 1:  # one may spin until another releases it
+                turn = min(budget, executed + _TURN)
                 limit = min((p.pc for p in self.paths if p is not path and p.pc > path.pc),
                             default=_FAR)  # fmt: skip
             pc, self.mask = path.pc, path.mask
             self.full = bool(self.mask.all())
             result: Any = None
-            while budget > executed:
+            while turn > executed:
                 self.pc = pc
                 result = steps[pc](self)
                 executed += 1

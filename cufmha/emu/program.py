@@ -205,10 +205,14 @@ class Program:
             self._emit(
                 nodes.Instruction("bra", (), (nodes.Name(skip),), guard, span=inst.span), scope
             )
-        bind = list(zip(callee.parameters, arguments, strict=True))
-        bind += list(zip(callee.results, results, strict=True))
-        for formal, actual in bind:
+        for formal, actual in zip(callee.parameters, arguments, strict=True):
             self._bind(formal, actual, scope, inner, inst)
+        for formal, actual in zip(callee.results, results, strict=True):
+            if isinstance(formal, nodes.RegisterDecl):
+                name = formal.names[0][0]
+                inner.registers[name] = self.new_slot(name, formal.type)
+            else:
+                self._bind(formal, actual, scope, inner, inst)
         self._calls.append(callee.name)
         inner.labels["end of call"] = -1
         self._flatten(callee.body, inner)
@@ -216,30 +220,30 @@ class Program:
         inner.labels["end of call"] = len(self.steps)
         for formal, actual in zip(callee.results, results, strict=True):
             if isinstance(formal, nodes.RegisterDecl) and isinstance(actual, nodes.Register):
-                scope.registers[f"result {formal.names[0][0]}"] = inner.registers[
-                    formal.names[0][0]
-                ]
-                source = nodes.Register(f"result {formal.names[0][0]}")
-                self._emit(
-                    nodes.Instruction("mov", (_bits(formal.type),), (actual, source),
-                                      span=inst.span), scope,
-                )  # fmt: skip
+                self._copy(actual, inner.registers[formal.names[0][0]], formal.type, scope, inst)
         scope.labels[skip] = len(self.steps)
+
+    def _copy(
+        self, to: Any, slot: int, kind: str, scope: Scope, inst: nodes.Instruction
+    ) -> None:
+        """Emits `mov to, register in slot`; the slot gets a name that no text can have."""
+        source = nodes.Register(f"slot {slot}")
+        scope.registers[source.name] = slot
+        self._emit(nodes.Instruction("mov", (_bits(kind),), (to, source), span=inst.span), scope)
 
     def _bind(
         self, formal: Any, actual: Any, scope: Scope, inner: Scope, inst: nodes.Instruction
     ) -> None:
+        """A .reg parameter is a copy of its argument; a .param one is the caller's variable."""
         if isinstance(formal, nodes.RegisterDecl):
             name = formal.names[0][0]
-            inner.registers[name] = self.new_slot(name, formal.type)
-            scope.registers[f"argument {name}"] = inner.registers[name]
-            if formal not in self.module.functions:
-                self._emit(
-                    nodes.Instruction(
-                        "mov", (_bits(formal.type),),
-                        (nodes.Register(f"argument {name}"), actual), span=inst.span,
-                    ), scope,
-                )  # fmt: skip
+            slot = inner.registers[name] = self.new_slot(name, formal.type)
+            target = nodes.Register(f"slot {slot}")
+            scope.registers[target.name] = slot
+            operands = (target, actual)
+            self._emit(
+                nodes.Instruction("mov", (_bits(formal.type),), operands, span=inst.span), scope
+            )
             return
         variable = next(
             (s.variables[actual.name] for s in scope.chain() if actual.name in s.variables), None
