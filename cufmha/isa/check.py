@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Static checks on a parsed module: what a target lacks, and mistakes one can see without running."""
+"""Static checks on a parsed module: what its target lacks, and mistakes visible without a run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from ..errors import UnsupportedTarget
 from . import nodes
@@ -56,12 +55,13 @@ def _refused(
     instruction: nodes.Instruction, version: tuple[int, int], target: Target
 ) -> Iterator[Finding]:
     place = (instruction.span.line, instruction.span.column)
-    for need in instruction_needs(instruction):
+    wanted = instruction_needs(instruction)
+    for need in wanted:
         if not need.met_by(target):
             text = f"{instruction.name} is not supported on .target {target}: it needs {need.text}"
             yield Finding(*place, "target", text)
             return
-    for need in instruction_needs(instruction):
+    for need in wanted:
         if version < need.version:
             text = f"{instruction.name} needs {_version(need.version)} or later"
             yield Finding(*place, "version", text)

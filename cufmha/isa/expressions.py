@@ -64,9 +64,7 @@ class Expressions:
             self.fail(f"{expected} of at least 0", token)
         return value
 
-    def expression(
-        self, expected: str, *, leading_sign: bool = False, closing: str = ""
-    ) -> int:
+    def expression(self, expected: str, *, leading_sign: bool = False, closing: str = "") -> int:
         """Folds from here on. `leading_sign`: an offset such as `+4` or `+-8`."""
         if leading_sign and self.tokens[self.at].text == "+":
             self.at += 1

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Forms of the instructions: groups of modifiers and operand counts; what fits none is no PTX.
 
-A form reads `mbarrier.try_wait parity? $sem? $scope? shared|shared::cta b64 / 3-4`: the words of the
-name, groups (`?` optional, `|` alternatives, `$` a named set), operand counts. ptxas takes modifiers
+A form reads `mbarrier try_wait parity? $sem? $scope? shared|shared::cta b64 / 3-4`: the opcode,
+groups (`?` optional, `|` alternatives, `$` a named set), and operand counts. ptxas takes modifiers
 in any order, so each modifier fills the first free group that holds it; types keep their order,
 because equal groups fill from left to right. An opcode without a form here is not judged.
 """
@@ -47,7 +47,7 @@ SETS: dict[str, str] = {
         for u in ("fill", "use", "lastuse", "discard")
     ),
     "wtype": "f16|bf16|tf32|e4m3|e5m2|s8|u8|b1",
-    "mmatype": "f16|bf16|tf32|f32|f64|e4m3|e5m2|e3m2|e2m3|e2m1|s8|u8|s4|u4|b1|s32|ue8m0|ue4m3",
+    "m": "f16|bf16|tf32|f32|f64|e4m3|e5m2|e3m2|e2m3|e2m1|s8|u8|s4|u4|b1|s32|ue8m0|ue4m3",
 }  # fmt: skip
 
 FORMS = """
@@ -192,12 +192,12 @@ clusterlaunchcontrol try_cancel async shared::cta? $tx multicast::cluster::all? 
 clusterlaunchcontrol query_cancel is_canceled pred b128 / 2
 clusterlaunchcontrol query_cancel get_first_ctaid v4 b32 b128 / 2
 clusterlaunchcontrol query_cancel $ctaid b32 b128 / 2
-ldmatrix sync aligned m8n8|m16n16|m8n16 x1|x2|x4 trans? shared|shared::cta? b16|b8|b8x16 $unpack? / 2
-stmatrix sync aligned m8n8|m16n8 x1|x2|x4 trans? shared|shared::cta? b16|b8 / 2
+ldmatrix sync aligned m8n8|m16n16|m8n16 $many trans? $own? b16|b8|b8x16 $unpack? / 2
+stmatrix sync aligned m8n8|m16n8 $many trans? $own? b16|b8 / 2
 movmatrix sync aligned m8n8 trans b16 / 2
-mma sync aligned $mmashape $major $major satfinite? $mmatype $mmatype $mmatype $mmatype / 4
-mma sync aligned $mmashape $major $major $kind $mmatype $mmatype $mmatype $mmatype / 4
-mma sync aligned $mmashape $major $major $kind block_scale $block? $mmatype $mmatype $mmatype $mmatype $mmatype / 10
+mma sync aligned $mmashape $major $major satfinite? $m $m $m $m / 4
+mma sync aligned $mmashape $major $major $kind $m $m $m $m / 4
+mma sync aligned $mmashape $major $major $kind block_scale $block? $m $m $m $m $m / 10
 wgmma fence|commit_group sync aligned / 0
 wgmma wait_group sync aligned / 1
 wgmma mma_async sp? sync aligned $wshape f32|f16|s32 $wtype $wtype satfinite? / 4-9
@@ -220,6 +220,8 @@ SETS |= {
     "restrict": "sync_restrict::shared::cluster|sync_restrict::shared::cta",
     "unpack": "b6x16_p32|b4x16_p64",
     "major": "row|col",
+    "many": "x1|x2|x4",
+    "own": "shared|shared::cta",
     "cpshape": "128x256b|4x256b|128x128b|64x128b|32x128b",
     "warps": "warpx2::02_13|warpx2::01_23|warpx4",
     "prim": "L2::evict_first|L2::evict_last|L2::evict_normal|L2::evict_unchanged",

@@ -49,9 +49,7 @@ class Source:
     def error(self, message: str, offset: int) -> PtxSyntaxError:
         line, column = self.place(offset)
         text = self.text.split("\n")[line - 1].rstrip("\r")
-        return PtxSyntaxError(
-            message, filename=self.filename, line=line, column=column, text=text
-        )
+        return PtxSyntaxError(message, filename=self.filename, line=line, column=column, text=text)
 
 
 def tokenize(source: Source) -> list[Token]:

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: RUF009 (_span() makes a field, not a shared default)
 """What PTX text parses into: frozen nodes that know no opcode, each with its place in the text.
 
 Names keep their spelling (`%r1`, `smem`); literals keep their text beside their value, so that the
@@ -35,7 +36,7 @@ class Register:
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """Any other identifier: variable, parameter, label, function, a register without `%`, or `_`."""
+    """Any other identifier: variable, label, function, a register without `%`, or `_`."""
 
     name: str
     span: Span = _span()
@@ -72,7 +73,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class TensorAddress:
-    """`[map, {c0, c1, ...}]`, or with an im2col / gather tail: every part after the first in order."""
+    """`[map, {c0, c1, ...}]`, also with an im2col or gather tail: the parts after the first."""
 
     base: Register | Name
     parts: tuple[Operand, ...]

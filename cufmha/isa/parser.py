@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from typing import NoReturn
 
 from . import nodes
@@ -218,7 +219,7 @@ class Parser(Expressions):
         token = self.token
         if token.kind == "dotted":
             return self.declaration()
-        if token.kind == "word" and self.tokens[self.at + 1].text != ":" or token.text == "@":
+        if (token.kind == "word" and self.tokens[self.at + 1].text != ":") or token.text == "@":
             return (self.instruction(),)
         if token.kind in ("word", "register") and self.tokens[self.at + 1].text == ":":
             self.at += 2
@@ -275,9 +276,7 @@ class Parser(Expressions):
                 self.fail("';'")
             arguments.append(self.next().text)
         self.expect(";")
-        return nodes.Directive(
-            name, tuple(arguments), label, semicolon=True, span=self.span(start)
-        )
+        return nodes.Directive(name, tuple(arguments), label, semicolon=True, span=self.span(start))
 
     def register_names(self, start: int, *, single: bool = False) -> nodes.RegisterDecl:
         vector = 1
@@ -302,13 +301,11 @@ class Parser(Expressions):
         while self.accept(","):
             place = self.token.start
             name, dimensions, initializer = self.declared()
-            first = found[0]
-            found.append(
-                nodes.Variable(
-                    first.space, first.type, name, first.align, first.vector, dimensions,
-                    initializer, linkage, first.attributes, span=self.span(place),
-                )  # fmt: skip
-            )
+            another = replace(
+                found[0], name=name, dimensions=dimensions, initializer=initializer,
+                span=self.span(place),
+            )  # fmt: skip
+            found.append(another)
         self.expect(";")
         return tuple(found)
 
@@ -405,7 +402,7 @@ class Parser(Expressions):
 
     def single(self) -> nodes.Operand:
         token = self.token
-        if token.kind == "register" or token.kind == "word" and token.text != "WARP_SZ":
+        if token.kind == "register" or (token.kind == "word" and token.text != "WARP_SZ"):
             return self.symbol()
         if token.text in ("{", "[", "(") and (token.text != "(" or self.is_group()):
             self.nested()
@@ -415,9 +412,8 @@ class Parser(Expressions):
         if token.text == "!":
             return self.negated()
         following = self.tokens[self.at + 1]
-        if token.text == "-" and following.kind in ("register", "word") and (
-            following.text != "WARP_SZ"
-        ):
+        named = following.kind in ("register", "word") and following.text != "WARP_SZ"
+        if token.text == "-" and named:
             self.next()
             return nodes.Negated(self.register("a register"), "-", span=self.span(token.start))
         if token.kind == "float" or (

@@ -3,22 +3,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from . import nodes
 from .forms import misfit
 
-_SPECIAL = frozenset(
-    """tid ntid laneid warpid nwarpid ctaid nctaid smid nsmid gridid clusterid nclusterid
-    cluster_ctaid cluster_nctaid cluster_ctarank cluster_nctarank is_explicit_cluster
-    lanemask_eq lanemask_le lanemask_lt lanemask_ge lanemask_gt clock clock_hi clock64
-    globaltimer globaltimer_lo globaltimer_hi reserved_smem_offset_begin
-    reserved_smem_offset_end reserved_smem_offset_cap reserved_smem_offset_0
-    reserved_smem_offset_1 total_smem_size aggr_smem_size dynamic_smem_size
-    current_graph_exec""".split()
-)
-_SPECIAL_ROWS = ("pm", "envreg")
+_SPECIAL_NAMES = """
+tid ntid laneid warpid nwarpid ctaid nctaid smid nsmid gridid clusterid nclusterid cluster_ctaid
+cluster_nctaid cluster_ctarank cluster_nctarank is_explicit_cluster lanemask_eq lanemask_le
+lanemask_lt lanemask_ge lanemask_gt clock clock_hi clock64 globaltimer globaltimer_lo globaltimer_hi
+reserved_smem_offset_begin reserved_smem_offset_end reserved_smem_offset_cap reserved_smem_offset_0
+reserved_smem_offset_1 total_smem_size aggr_smem_size dynamic_smem_size current_graph_exec
+"""
+_SPECIAL = frozenset(_SPECIAL_NAMES.split())
+_SPECIAL_ROW = re.compile(r"pm\d(_64)?|envreg\d+", re.ASCII)
 _DIVERGENT = frozenset({"%laneid", "%tid.x", "%tid.y", "%tid.z"})
 
 
@@ -126,9 +126,7 @@ class FunctionLint:
         if part and part in "xyzwrgba" and (kind := self.register_type(base)) is not None:
             return kind
         word = base[1:]
-        if base.startswith("%") and (
-            word in _SPECIAL or word.rstrip("0123456789_64") in _SPECIAL_ROWS
-        ):
+        if base.startswith("%") and (word in _SPECIAL or _SPECIAL_ROW.fullmatch(word)):
             return "special"
         return None
 
@@ -185,9 +183,9 @@ class FunctionLint:
             self.divergent.update(register.name for register in written)
             return
         read = {register.name for register in leaves(item.operands[1:])}
-        if item.opcode == "mov" and read & _DIVERGENT:
-            self.divergent.update(register.name for register in written)
-        elif item.opcode == "setp" and "eq" in item.modifiers and read & self.divergent:
+        copied = item.opcode == "mov" and read & _DIVERGENT
+        compared = item.opcode == "setp" and "eq" in item.modifiers and read & self.divergent
+        if copied or compared:
             self.divergent.update(register.name for register in written)
         elif item.guard is None and item.opcode not in ("st", "red"):
             self.divergent.difference_update(register.name for register in written)
@@ -197,7 +195,8 @@ class FunctionLint:
         function = self.function
         given = {directive.name for directive in function.directives}
         threads = given & {"reqntid", "maxntid"}
-        if function.kind != "entry" or "maxnreg" in given or threads and "minnctapersm" in given:
+        known = "maxnreg" in given or (threads and "minnctapersm" in given)
+        if function.kind != "entry" or known:
             return
         for item in walk(body):
             if isinstance(item, nodes.Instruction) and item.opcode == "setmaxnreg":

@@ -226,9 +226,10 @@ def needs(name: str, operands: int) -> tuple[Need, ...]:
 def instruction_needs(instruction: nodes.Instruction) -> tuple[Need, ...]:
     """The needs of its name and of the special registers among its operands."""
     found = needs(instruction.name, len(instruction.operands))
-    if instruction.opcode == "tcgen05" and "mma" in instruction.modifiers:
-        if instruction.operands and isinstance(instruction.operands[-1], nodes.Integer):
-            found = (*found, _SCALE_INPUT_D)
+    product = instruction.opcode == "tcgen05" and "mma" in instruction.modifiers
+    last = instruction.operands[-1] if instruction.operands else None
+    if product and isinstance(last, nodes.Integer):
+        found = (*found, _SCALE_INPUT_D)
     for operand in instruction.operands:
         if isinstance(operand, nodes.Register):
             need = SPECIAL_REGISTERS.get(operand.name.partition(".")[0])

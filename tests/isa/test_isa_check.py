@@ -205,5 +205,3 @@ def test_lint_finds_one_planted_mistake(before, after, rule, message):
 def test_maxnreg_alone_keeps_setmaxnreg():
     text = (HEAD + CLEAN).replace(".reqntid 128 .minnctapersm 1", ".maxnreg 128")
     assert lint(parse(text), "sm_100a") == []
-
-
