@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..errors import UnsupportedTarget
+from ..errors import ArgumentError, UnsupportedTarget
 from . import nodes
 from .scopes import Finding, FunctionLint, walk
 from .table import instruction_needs
@@ -36,10 +36,11 @@ def lint(module: nodes.Module, arch: str | None = None) -> list[Finding]:
 
 def _unsupported(module: nodes.Module, chip: Target | None) -> Iterator[Finding]:
     name = next((n for n in module.target if n.startswith("sm_")), "")
-    if not name:
-        yield Finding(1, 1, "target", ".target names no sm_XX target")
+    try:
+        target = Target.parse(name)
+    except ArgumentError:
+        yield Finding(1, 1, "target", f".target {', '.join(module.target)} names no sm_XX target")
         return
-    target = Target.parse(name)
     if chip is not None and not target.runs_on(chip):
         yield Finding(1, 1, "target", f"text for .target {target} does not load on {chip}")
     if module.version < target.version:

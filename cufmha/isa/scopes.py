@@ -31,6 +31,9 @@ class Finding:
     rule: str
     message: str
 
+    def __str__(self) -> str:
+        return f"{self.line}:{self.column}: {self.message} [{self.rule}]"
+
 
 @dataclass(slots=True)
 class _Scope:

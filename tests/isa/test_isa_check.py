@@ -140,6 +140,12 @@ def test_a_version_older_than_the_target_is_refused():
         require_target(parse(text_of("sm_100f", "8.6", [])), "sm_100a")
 
 
+def test_a_target_line_without_a_known_target_is_refused():
+    module = parse(HEAD.replace("sm_100a", "sm_10g0a"))
+    with pytest.raises(UnsupportedTarget, match=re.escape(".target sm_10g0a names no sm_XX")):
+        require_target(module, "sm_100a")
+
+
 def test_an_arch_that_is_no_target_is_an_argument_error():
     with pytest.raises(ArgumentError, match="got 'hopper'"):
         require_target(parse(text_of("sm_90a", "9.0", [])), "hopper")

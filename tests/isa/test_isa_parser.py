@@ -14,6 +14,7 @@ from isa_samples import FUNCTIONS, HEAD, MODULE_SCOPE, OPERANDS, SAMPLES
 
 from cufmha.errors import PtxSyntaxError
 from cufmha.isa import nodes, parse, print_module
+from cufmha.isa.check import lint
 
 KERNELS = Path(__file__).parents[2] / "ptx"
 
@@ -201,7 +202,7 @@ def mutate(text: str, chance: random.Random) -> str:
     return text
 
 
-def test_ten_thousand_mutated_files_end_in_a_module_or_a_syntax_error():
+def test_ten_thousand_mutated_files_parse_and_lint_or_end_in_a_syntax_error():
     chance = random.Random(20261201)
     bases = [MODULE_SCOPE, FUNCTIONS, *(sample for sample in split_operands())]
     outcomes = {"parsed": 0, "refused": 0}
@@ -217,6 +218,7 @@ def test_ten_thousand_mutated_files_end_in_a_module_or_a_syntax_error():
         else:
             outcomes["parsed"] += 1
             assert parse(print_module(module)) == module, text
+            assert all("\n" not in str(finding) for finding in lint(module, "sm_100a"))
     assert min(outcomes.values()) > 500, outcomes
 
 
