@@ -67,5 +67,5 @@ def tokenize(source: Source) -> list[Token]:
         if kind != "blank":
             tokens.append(Token(kind, text[at:end], at, end))
         at = end
-    end = Token("end", "", len(text), len(text))
-    return [*tokens, end, end]
+    last = Token("end", "", len(text), len(text))
+    return [*tokens, last, last]

@@ -139,9 +139,9 @@ def operand(item: nodes.Operand) -> str:
             return f"{base.name}+{offset}"
         case nodes.Address(base=None, offset=offset):
             return f"[{offset}]"
-        case nodes.Address(base=base, offset=0):
+        case nodes.Address(base=base, offset=0) if base:
             return f"[{base.name}]"
-        case nodes.Address(base=base, offset=offset):
+        case nodes.Address(base=base, offset=offset) if base:
             return f"[{base.name}+{offset}]"
         case nodes.TensorAddress(base=base, parts=parts):
             return "[" + ", ".join([base.name, *(operand(p) for p in parts)]) + "]"

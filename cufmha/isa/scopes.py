@@ -68,8 +68,8 @@ class FunctionLint:
         for item in module.items:
             if isinstance(item, (nodes.Function, nodes.Variable)):
                 outer.names.add(item.name)
-        for item in (*function.parameters, *function.results):
-            self.declare(item, outer)
+        for parameter in (*function.parameters, *function.results):
+            self.declare(parameter, outer)
 
     def findings(self) -> list[Finding]:
         body = self.function.body
@@ -97,11 +97,11 @@ class FunctionLint:
                 self.report(item.span, "duplicate", f"variable {item.name} is declared twice")
             scope.names.add(item.name)
         elif isinstance(item, (nodes.Label, nodes.Directive)):
-            name = item.name if isinstance(item, nodes.Label) else item.label
-            if name is not None:
-                if name in scope.labels:
-                    self.report(item.span, "duplicate-label", f"label {name} stands twice")
-                scope.labels.add(name)
+            label = item.name if isinstance(item, nodes.Label) else item.label
+            if label is not None:
+                if label in scope.labels:
+                    self.report(item.span, "duplicate-label", f"label {label} stands twice")
+                scope.labels.add(label)
 
     def block(self, body: nodes.Block) -> None:
         scope = _Scope()
