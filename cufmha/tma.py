@@ -179,8 +179,22 @@ class TensorMapSpec:
 
     @property
     def box_bytes(self) -> int:
-        """Bytes of a box in shared memory, which is also what a load counts on its mbarrier."""
+        """Bytes that a load of a box counts on its mbarrier, out-of-bounds elements included."""
         return math.prod(self.box_elements) * self.itemsize
+
+    @property
+    def row_pitch(self) -> int:
+        """Bytes from one inner row of a box to the next in shared memory.
+
+        Swizzled rows are as far apart as the swizzle's span even where the box is narrower
+        (measured on an H200); others are dense.
+        """
+        return SWIZZLES[self.swizzle][1] or self.box[0] * self.itemsize
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of shared memory that a box takes up, gaps between narrow rows included."""
+        return math.prod(self.box_elements[1:]) * self.row_pitch
 
     @property
     def span_bytes(self) -> int:

@@ -98,7 +98,7 @@ class CardRunner:
                 spec.rank,
                 address,
                 [wide(x) for x in spec.dims],
-                [wide(x) for x in spec.strides],
+                [wide(x) for x in spec.strides or (16,)],  # rank 1 too wants a pointer here
                 [narrow(x) for x in spec.box],
                 [narrow(x) for x in spec.steps],
                 driver.CUtensorMapInterleave(codes["interleave"]),
@@ -118,6 +118,36 @@ class CardRunner:
             "cuda": f"{version // 1000}.{version % 1000 // 10}",
             "date": str(datetime.date.today()),
         }
+
+
+def isolated(family: str, out: Path) -> int:
+    """As `record`, each probe in a process of its own: a fault ends the process's context."""
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
+    answers: dict[str, np.ndarray] = {}
+    failed = 0
+    names = [probe.name for probe in probes.family(family)]
+    context = get_context("spawn")
+    with ProcessPoolExecutor(8, mp_context=context, max_tasks_per_child=1) as pool:
+        results = pool.map(run_one, [family] * len(names), range(len(names)))
+        for name, result in zip(names, results, strict=True):
+            if isinstance(result, str):
+                failed += 1
+                print(f"{family}: {name}: {result}", flush=True)
+                continue
+            for number, answer in enumerate(result):
+                answers[f"{name}|{number}"] = answer
+    np.savez_compressed(out / f"{family}.npz", **answers)
+    print(f"{family}: {len(answers)} answers", flush=True)
+    return failed
+
+
+def run_one(family: str, number: int) -> list[np.ndarray] | str:
+    try:
+        return CardRunner().run(probes.family(family)[number])
+    except RuntimeError as error:
+        return str(error)
 
 
 def record(runner: Runner, families: list[str], out: Path) -> int:
@@ -142,10 +172,13 @@ def descriptors(runner: CardRunner, out: Path) -> None:
     """Every tensor map of the probes and a sweep of fields, at a fixed address, as hex."""
     from probes.descriptors import ADDRESS, SPECS
 
-    table = [
-        {"spec": repr(spec), "address": ADDRESS, "bytes": runner.encode(spec, ADDRESS).hex()}
-        for spec in SPECS
-    ]
+    table = []
+    for spec in SPECS:
+        try:
+            answer = runner.encode(spec, ADDRESS).hex()
+        except RuntimeError as error:
+            answer = str(error)
+        table.append({"spec": repr(spec), "address": ADDRESS, "bytes": answer})
     (out / "descriptors.json").write_text(json.dumps(table, indent=1) + "\n")
     print(f"descriptors: {len(table)}")
 
@@ -155,6 +188,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="folder for the answers")
     parser.add_argument("--device", choices=("cuda", "emulator"), default="cuda")
     parser.add_argument("--family", action="append", choices=probes.FAMILIES)
+    parser.add_argument("--isolate", action="store_true", help="each probe in its own process")
     parser.add_argument("--compare", type=Path, help="compare with the answers in this folder")
     arguments = parser.parse_args()
     families = arguments.family or list(probes.FAMILIES)
@@ -164,6 +198,9 @@ def main() -> int:
         lines = [line for family in families for line in differences(family, arguments.compare)]
         print("\n".join(lines) or "every answer agrees")
         return bool(lines)
+    if arguments.isolate:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        return bool(sum(isolated(family, arguments.out) for family in families))
     runner = EmulatorRunner() if arguments.device == "emulator" else CardRunner()
     failed = record(runner, families, arguments.out)
     if isinstance(runner, CardRunner):

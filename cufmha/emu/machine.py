@@ -95,7 +95,7 @@ class Machine(Owner):
             self._run()
 
     def _run(self) -> None:
-        waiting = self._clusters()
+        waiting = self._waiting = self._clusters()
         self.resident: list[Cluster] = []
         size = self.cluster[0] * self.cluster[1] * self.cluster[2]
         total = self.grid[0] * self.grid[1] * self.grid[2]
@@ -121,6 +121,11 @@ class Machine(Owner):
             stale = stale + 1 if executed and self.polls and not self.queue.pending else 0
             if stale > _STALE and self.polls >= self._living():
                 raise self._stuck()
+
+    def take_cluster(self) -> tuple[int, int, int] | None:
+        """Takes a cluster that has not started off the grid: its first block's position."""
+        taken = next(self._waiting, None)
+        return taken.ctas[0].position if taken else None
 
     def _clusters(self) -> Iterator[Cluster]:
         cx, cy, cz = self.cluster

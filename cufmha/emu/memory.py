@@ -220,11 +220,21 @@ class Shadow:
             self.epoch[g] = 0
             self.reads[:, g] = 0
 
-    def begin_scattered(self, op: Any, g: np.ndarray, *, relaxed: bool) -> None:
-        """An async-proxy write to the granules g, such as the rows of a tile in a larger array."""
+    def visible_to_async(self, op: Any, g: np.ndarray) -> None:
+        """Async-proxy work reads the granules g: generic writes must be ordered and fenced."""
+        self._ordered_after_writes(op.warp, g)
+        self._proxied(op, g, write=False, relaxed=False)
+        if self.scattered is not None:
+            self._against_scattered(op.warp, g)
+
+    def begin_scattered(
+        self, op: Any, g: np.ndarray, *, relaxed: bool, proxy: bool = True
+    ) -> None:
+        """An async write to the granules g, such as the rows of a tile in a larger array."""
         self._ordered_after_writes(op.warp, g)
         self._ordered_after_reads(op.warp, g)
-        self._proxied(op, g, write=True, relaxed=relaxed)
+        if proxy:
+            self._proxied(op, g, write=True, relaxed=relaxed)
         if self.scattered is None:
             self.scattered = np.zeros(len(self.epoch), np.int64)
         self._against_scattered(op.warp, g)

@@ -83,14 +83,15 @@ def filler(spec: TensorMapSpec) -> int:
 
 
 @lru_cache(maxsize=64)
-def _dense_offsets(nbytes: int, phase: int, mode: str) -> np.ndarray:
+def _offsets(rows: int, row_bytes: int, pitch: int, phase: int, mode: str) -> np.ndarray:
     """Shared offset of every 16-byte chunk of a box, relative to its start at `phase` mod 1024."""
-    chunks = np.arange(phase, phase + nbytes, 16, dtype=np.int64)
-    return swizzle(chunks, mode) - phase
+    chunks = np.arange(0, row_bytes, 16, dtype=np.int64)
+    dense = (np.arange(rows, dtype=np.int64)[:, None] * pitch + chunks).ravel() + phase
+    return swizzle(dense, mode) - phase
 
 
 def shared_chunks(spec: TensorMapSpec, offset: int) -> np.ndarray:
     """Shared byte offsets of the box's 16-byte chunks in box order, for a box at `offset`."""
-    phase = offset % 1024
-    nbytes = -(-spec.box_bytes // 16) * 16
-    return _dense_offsets(nbytes, phase, spec.swizzle) + offset
+    row_bytes = spec.box[0] * spec.itemsize
+    rows = spec.box_bytes // row_bytes
+    return _offsets(rows, row_bytes, spec.row_pitch, offset % 1024, spec.swizzle) + offset

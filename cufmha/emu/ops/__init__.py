@@ -6,7 +6,8 @@ from __future__ import annotations
 from importlib import import_module
 
 FAMILIES = ("control", "loadstore", "sync", "warpwide", "atomic", "integer", "logic", "compare",
-            "floats", "approx", "convert")  # fmt: skip
+            "floats", "approx", "convert",
+            "mbarrier", "bulk", "tensormap", "clc")  # fmt: skip
 
 for _family in FAMILIES:
     import_module(f"{__name__}.{_family}")

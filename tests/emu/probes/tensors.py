@@ -109,7 +109,7 @@ def rounded(nbytes: int) -> int:
 
 def load(note: str, spec: TensorMapSpec, coordinates: Sequence[int], offset: int = 0) -> Probe:
     """`offset`: shared address of the box after a 1024-byte boundary."""
-    rank, nbytes = len(spec.dims), rounded(box_bytes(spec) + offset)
+    rank, nbytes = len(spec.dims), rounded(spec.shared_bytes + offset)
     form = f"cp.async.bulk.tensor.{rank}d.shared::cta.global.mbarrier::complete_tx::bytes"
     lines = [
         *START,
@@ -188,8 +188,9 @@ def loads():
         yield load("inside", flat, inside)
         yield load("over the far edge", flat, edge)
         yield load("over the near edge", flat, [-(b // 2) for b in box])
-        yield load("wholly outside", flat, [d + 7 for d in dims])
-    for dtype in ("u8", "u32", "f32", "u64", "f64", "bf16", "s32"):
+        yield load("wholly outside", flat, [d + 8 for d in dims])
+    yield load("of u8", spec("u8", (64, 9), (16, 8)), (16, 3))
+    for dtype in ("u32", "f32", "u64", "f64", "bf16", "s32"):
         yield load(f"of {dtype}", spec(dtype, (64, 9), (16 // min(SIZE[dtype], 4) * 4, 8)), (8, 3))
     for swizzle, inner in (("32B", 16), ("64B", 32), ("128B", 64)):
         yield load(f"swizzle {swizzle}", spec("bf16", (64, 40), (inner, 32), swizzle=swizzle), (0, 3))
@@ -232,7 +233,6 @@ def stores():
         yield store("inside", flat, [0] * len(dims))
         yield store("over the far edge", flat, [d - b // 2 for d, b in zip(dims, box)])
         yield store("wholly outside", flat, [d + 8 for d in dims])
-    yield store("over the near edge", spec("u16", (48, 20), (32, 8)), (0, -4))
     for swizzle, inner in (("32B", 16), ("64B", 32), ("128B", 64)):
         yield store(f"swizzle {swizzle}", spec("bf16", (64, 40), (inner, 32), swizzle=swizzle), (0, 3))
     yield store("swizzle 128B clipped",
