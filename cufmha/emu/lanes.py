@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import ConvergenceError, EmulationError
 from .knowledge import Knowledge
-from .registers import Locked, Partial, Unwritten
+from .registers import Fresh, Locked, Partial, Unwritten
 from .registry import Exit, Split, Wait
 from .types import LANES
 
@@ -105,6 +105,8 @@ class Warp(Owner):
     def merge(self, slot: int, values: np.ndarray) -> None:
         """Writes the active lanes of a register and keeps the others."""
         old = self.R[slot]
+        if isinstance(old, Fresh):
+            old = old.view(values.dtype)
         if isinstance(old, np.ndarray):
             if old.dtype is not values.dtype:
                 old = old.view(values.dtype)

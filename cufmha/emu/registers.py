@@ -67,3 +67,22 @@ class Locked:
 
     def view(self, dtype: Any) -> np.ndarray:
         raise self.reason(f"register {self.name} is used while {self.what} is in flight")
+
+
+class Fresh:
+    """A result of asynchronous work that no instruction has touched yet; the first touch unwraps it.
+
+    That tells accumulators left alone between two products from such that were read or written.
+    """
+
+    dtype = None
+
+    def __init__(self, warp: Warp, slot: int, values: np.ndarray) -> None:
+        self.warp = warp
+        self.slot = slot
+        self.values = values
+
+    def view(self, dtype: Any) -> np.ndarray:
+        if self.warp.R[self.slot] is self:
+            self.warp.R[self.slot] = self.values.view()
+        return self.values if self.values.dtype is dtype else self.values.view(dtype)
