@@ -67,14 +67,11 @@ class AsyncQueue:
         """Ids young enough to matter to anybody."""
         return set(self.recent)
 
-    def poll(self) -> None:
-        """Once per scheduling pass."""
+    def poll(self) -> bool:
+        """Once per scheduling pass; True if anything was carried out."""
         if not self.waiting or self.policy == "late":
-            return
-        if self.policy == "early":
-            self._sweep(1.0)
-        else:
-            self._sweep(0.3)
+            return False
+        return self._sweep(1.0 if self.policy == "early" else 0.3)
 
     def push(self) -> bool:
         """Nothing else can run: carry out at least one piece; False if there is none."""
@@ -98,8 +95,8 @@ class AsyncQueue:
                 self.waiting.remove(op)
                 self._carry_out(op)
 
-    def _sweep(self, chance: float) -> None:
-        progress = True
+    def _sweep(self, chance: float) -> bool:
+        before, progress = len(self.waiting), True
         while progress:
             progress = False
             for op in list(self.waiting):
@@ -107,6 +104,7 @@ class AsyncQueue:
                     self.waiting.remove(op)
                     self._carry_out(op)
                     progress = chance == 1
+        return len(self.waiting) != before
 
     def _carry_out(self, op: AsyncOp) -> None:
         from ..errors import EmulationError

@@ -109,13 +109,13 @@ class Machine(Owner):
                 return
             self.polls = 0
             executed = self._pass()
-            self.queue.poll()
+            moved = self.queue.poll()
             for cluster in [c for c in self.resident if c.done]:
                 self._retire(cluster)
                 finished += size
                 if self.progress:
                     self.progress(finished, total)
-            if executed == 0 and self.resident and not self.queue.push():
+            if executed == 0 and not moved and self.resident and not self.queue.push():
                 if not any(c.done for c in self.resident):
                     raise self._stuck()
             stale = stale + 1 if executed and self.polls and not self.queue.pending else 0

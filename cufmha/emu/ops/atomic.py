@@ -173,7 +173,7 @@ _FORMATS: dict[str, tuple[Callable[..., Any], Callable[..., Any], Any]] = {
     ),
     "f64": (
         lambda x: x.view(np.float64),
-        lambda x: _canonical(x, x.view(np.uint64), 0x7FFFFFFFFFFFFFFF),
+        lambda x: _canonical(x, x.view(np.uint64), 0x7FF8000000000000),
         np.uint64,
     ),
 }
