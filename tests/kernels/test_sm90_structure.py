@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Hopper variants as the assembler sees them: no spill, no dropped role, no serialized product."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cufmha.isa import parse
+from cufmha.isa.check import lint
+from cufmha.kernels import catalog, render
+
+VARIANTS = [v for v in catalog.variants() if v.family == "sm90"]
+POOL = 65536  # registers of a processor
+
+
+def ptxas() -> str:
+    found = shutil.which("ptxas")
+    if found is None:
+        pathfinder = pytest.importorskip("cuda.pathfinder", reason="needs ptxas")
+        found = pathfinder.find_nvidia_binary_utility("ptxas")
+    if found is None:
+        pytest.skip("needs ptxas")
+    return found
+
+
+def assemble(text: str, folder: Path) -> str:
+    """What ptxas says about it, failures included."""
+    source = folder / "kernel.ptx"
+    source.write_text(text)
+    command = [ptxas(), "-arch=sm_90a", "-v", str(source), "-o", str(folder / "kernel.cubin")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_assembles_without_spills_or_advisories(
+    variant: catalog.KernelVariant, tmp_path: Path
+) -> None:
+    report = assemble(render.render(variant).text, tmp_path)
+    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in report
+    assert not re.findall(r"\(C7\d\d\d\).*", report)
+    entry = int(re.search(r"Used (\d+) registers", report)[1])  # type: ignore[index]
+    wanted = sum(threads * registers for threads, registers in variant.roles)
+    assert wanted <= entry * variant.threads <= POOL
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_lint_finds_nothing(variant: catalog.KernelVariant) -> None:
+    module = parse(render.render(variant).text, variant.template)
+    assert [str(finding) for finding in lint(module, "sm_90a")] == []
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_shared_memory_map_ends_where_the_catalog_says(variant: catalog.KernelVariant) -> None:
+    text = render.render(variant).text
+    stated = re.search(r"(\d+) B in all", text)
+    assert stated is not None
+    assert int(stated[1]) == variant.shared_bytes
+    assert variant.shared_bytes <= 232448
+
+
+def test_a_dropped_setmaxnreg_would_show(tmp_path: Path) -> None:
+    lines = render.render(VARIANTS[0]).text.splitlines()
+    kept = [line for line in lines if not line.startswith((".reqntid", ".minnctapersm"))]
+    assert "C7508" in assemble("\n".join(kept) + "\n", tmp_path)
