@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every kernel variant: its file, the values its template takes, and what a launch must know.
+"""Every kernel there is: `KernelVariant`, and the numbers that its template is rendered with.
 
-The numbers stand here once; the templates get them as values. A variant is built per
-(kernel, target, head_dim, dtype, mask); `head_dim` is the padded one, 64 or 128.
+The tile sizes, stages, threads and registers below are the only place where they are decided: the
+templates take them as values, the launches read them here.
 """
 
 from __future__ import annotations
@@ -10,143 +10,141 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from itertools import product
+from typing import Any, Final
 
-HEAD_DIMS = (64, 128)
-DTYPES = ("bf16", "f16")
+from ..errors import ArgumentError
+
+# chip -> the target whose text it runs
+CHIPS: Final = {"sm_90a": "sm_90a", "sm_100a": "sm_100f", "sm_103a": "sm_100f"}
+TARGETS: Final = ("sm_90a", "sm_100f")
+HEAD_DIMS: Final = (64, 128)
+DTYPES: Final = ("bf16", "f16")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelVariant:
-    """One compiled kernel.
+    """One kernel: a template and the values it is rendered with.
 
     Attributes
     ----------
-    kernel : str
-        Entry name, also the file's name in ptx/<family>/.
-    target : str
-        The `.target` it is written for ("sm_90a", "sm_100f").
-    family : str
-        Folder of the template: "sm90" or "sm100".
-    head_dim, dtype, causal
-        What the variant computes.
+    operation : str
+        Name of the entry: "fmha_fwd".
+    arch : str
+        The text's target: "sm_90a", or "sm_100f", which runs on sm_100a and sm_103a.
+    head_dim : int
+        The largest that it serves; smaller ones are the tensor maps' business.
+    dtype : str
+        "bf16" or "f16".
+    causal : bool
+    file : str
+        The template, from the root of ptx/.
     tile_q, tile_k : int
-        Query rows of a block's tile, keys of a step.
-    values : tuple of (name, value)
-        Template values beyond those above.
-    threads, shared_bytes : int
-        Of the launch.
-    box_q, box_k, box_o : int
-        Rows of the boxes of the q map, the k and v maps, and the o map.
-    roles : tuple of (threads, registers)
-        Registers a thread that setmaxnreg gives each role; empty where it is not used.
+        Query rows of a work item, keys of a step.
+    threads, smem_bytes : int
+        Of a block; the shared memory is dynamic.
+    box_rows_q, box_rows_kv, box_rows_o : int
+        Rows of the tensor maps' boxes, which are 64 columns wide.
+    roles : tuple of (registers, threads)
+        After setmaxnreg.
+    persistent : bool
+        Whether a block takes items in turn, so that a grid of one block a processor is best;
+        otherwise one block an item is wanted.
+    template : tuple of (name, value)
+        All that the template is rendered with.
     """
 
-    kernel: str
-    target: str
-    family: str
+    operation: str
+    arch: str
     head_dim: int
     dtype: str
     causal: bool
+    file: str
     tile_q: int
     tile_k: int
-    values: tuple[tuple[str, int], ...]
     threads: int
-    shared_bytes: int
-    box_q: int
-    box_k: int
-    box_o: int
+    smem_bytes: int
+    box_rows_q: int
+    box_rows_kv: int
+    box_rows_o: int
     roles: tuple[tuple[int, int], ...]
-
-    @property
-    def template(self) -> str:
-        """Path below ptx/."""
-        return f"{self.family}/{self.kernel}.ptx"
+    persistent: bool
+    template: tuple[tuple[str, Any], ...]
 
     @property
     def name(self) -> str:
-        """A file-safe name, unique in the catalog."""
+        """Names the variant and its cubin file: "fmha_fwd-sm_90a-d128-bf16-causal"."""
         mask = "causal" if self.causal else "full"
-        return f"{self.kernel}_{self.target}_d{self.head_dim}_{self.dtype}_{mask}"
+        return f"{self.operation}-{self.arch}-d{self.head_dim}-{self.dtype}-{mask}"
 
     def __str__(self) -> str:
         return self.name
 
-    def template_values(self) -> dict[str, Any]:
-        return {
-            "arch": self.target,
-            "head_dim": self.head_dim,
-            "dtype": self.dtype,
-            "causal": self.causal,
-            "tile_q": self.tile_q,
-            "tile_k": self.tile_k,
-            "threads": self.threads,
-            **dict(self.values),
-        }
 
+def variants(arch: str | None = None) -> tuple[KernelVariant, ...]:
+    """All kernels, or those for one chip or target.
 
-def _sm90(head_dim: int, dtype: str, causal: bool) -> KernelVariant:
-    """Two consumer groups at head_dim 128, three at 64; a producer group beside them."""
-    if head_dim == 128:
-        tile_q, tile_k, stages, producer, consumer = 128, 128, 2, 40, 232
-    else:
-        tile_q, tile_k, stages, producer, consumer = 192, 96, 2, 32, 160
-    threads = 128 + 2 * tile_q
-    rows = 2 * tile_q + 2 * stages * tile_k
-    return KernelVariant(
-        kernel="fmha_fwd",
-        target="sm_90a",
-        family="sm90",
-        head_dim=head_dim,
-        dtype=dtype,
-        causal=causal,
-        tile_q=tile_q,
-        tile_k=tile_k,
-        values=(
-            ("stages", stages),
-            ("producer_registers", producer),
-            ("consumer_registers", consumer),
-        ),
-        threads=threads,
-        shared_bytes=rows * head_dim * 2 + 8 * (2 + 4 * stages),
-        box_q=tile_q,
-        box_k=tile_k,
-        box_o=64,
-        roles=((128, producer), (threads - 128, consumer)),
-    )
+    Raises
+    ------
+    ArgumentError
+        For an arch that is neither.
+    """
+    if arch is None:
+        return _all()
+    target = CHIPS.get(arch, arch)
+    if target not in TARGETS:
+        known = ", ".join(sorted({*CHIPS, *TARGETS}))
+        raise ArgumentError(f"arch: must be one of {known}, got {arch!r}")
+    return tuple(variant for variant in _all() if variant.arch == target)
 
 
 @cache
-def variants() -> tuple[KernelVariant, ...]:
-    """The whole catalog."""
-    return tuple(_every())
+def _all() -> tuple[KernelVariant, ...]:
+    return (*_sm90_forward(), *_sm100_forward())
 
 
-def _every() -> Iterator[KernelVariant]:
-    for make in (_sm90,):
-        for head_dim in HEAD_DIMS:
-            for dtype in DTYPES:
-                for causal in (False, True):
-                    yield make(head_dim, dtype, causal)
+def _shapes() -> Iterator[tuple[int, str, bool]]:
+    return product(HEAD_DIMS, DTYPES, (False, True))
 
 
-def targets_for(arch: str) -> tuple[str, ...]:
-    """The `.target`s that run on a chip such as "sm_90a", the one to prefer first."""
-    return {"sm_90a": ("sm_90a",), "sm_100a": ("sm_100f",), "sm_103a": ("sm_100f",)}.get(arch, ())
+def _sm90_forward() -> Iterator[KernelVariant]:
+    """ptx/sm90/fmha_fwd.ptx: a producer group and two or three consumer groups of 64 rows."""
+    stages = 2
+    numbers = {64: (192, 96, 32, 160), 128: (128, 128, 40, 232)}
+    for head_dim, dtype, causal in _shapes():
+        tile_q, tile_k, producer, consumer = numbers[head_dim]
+        threads = 128 + 2 * tile_q
+        yield KernelVariant(
+            operation="fmha_fwd",
+            arch="sm_90a",
+            head_dim=head_dim,
+            dtype=dtype,
+            causal=causal,
+            file="sm90/fmha_fwd.ptx",
+            tile_q=tile_q,
+            tile_k=tile_k,
+            threads=threads,
+            smem_bytes=2 * 2 * head_dim * (tile_q + stages * tile_k) + 8 * (2 + 4 * stages),
+            box_rows_q=tile_q,
+            box_rows_kv=tile_k,
+            box_rows_o=64,
+            roles=((producer, 128), (consumer, 2 * tile_q)),
+            persistent=True,
+            template=(
+                ("arch", "sm_90a"),
+                ("head_dim", head_dim),
+                ("dtype", dtype),
+                ("causal", causal),
+                ("tile_q", tile_q),
+                ("tile_k", tile_k),
+                ("stages", stages),
+                ("threads", threads),
+                ("producer_registers", producer),
+                ("consumer_registers", consumer),
+            ),
+        )
 
 
-def find(
-    kernel: str, arch: str, *, head_dim: int, dtype: str, causal: bool
-) -> KernelVariant | None:
-    """The variant for a chip and a real head_dim up to the padded one, or None."""
-    wanted = targets_for(arch)
-    fitting = [
-        v
-        for v in variants()
-        if v.kernel == kernel
-        and v.target in wanted
-        and v.dtype == dtype
-        and v.causal == causal
-        and head_dim <= v.head_dim
-    ]
-    return min(fitting, key=lambda v: (wanted.index(v.target), v.head_dim), default=None)
+def _sm100_forward() -> Iterator[KernelVariant]:
+    """ptx/sm100/fmha_fwd.ptx is still to come."""
+    return iter(())

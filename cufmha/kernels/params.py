@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A kernel's parameter block, laid out from the kernel's own .param list and packed by name."""
+"""A kernel's parameters by name: where each stands in the launch's parameter block."""
 
 from __future__ import annotations
 
@@ -7,61 +7,82 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
 
 from ..errors import PlanError
-from .render import render
+from ..isa import nodes, parse
 
-if TYPE_CHECKING:
-    from .catalog import KernelVariant
-
-_FORMATS = {"u64": "<Q", "u32": "<I", "s32": "<i", "f32": "<f", "b8": "", "u16": "<H"}
+_FORMATS = {
+    "u8": "B", "s8": "b", "b8": "B", "u16": "H", "s16": "h", "b16": "H", "u32": "I", "s32": "i",
+    "b32": "I", "u64": "Q", "s64": "q", "b64": "Q", "f32": "f", "f64": "d",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """Parameters in order: name, offset, size in bytes, struct format ("" for raw bytes)."""
+class Field:
+    """One parameter. `format` is struct's letter, "" for an array of bytes."""
 
-    parameters: tuple[tuple[str, int, int, str], ...]
+    name: str
+    offset: int
+    size: int
+    format: str
+
+    def encode(self, value: int | float | bytes) -> bytes:
+        """The value's bytes; PlanError if they do not fit."""
+        if not self.format:
+            if not isinstance(value, bytes) or len(value) != self.size:
+                raise PlanError(f"parameter {self.name}: must be {self.size} bytes")
+            return value
+        try:
+            return struct.pack("<" + self.format, value)
+        except struct.error as error:
+            raise PlanError(f"parameter {self.name}: got {value!r} ({error})") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """The parameter block of an entry."""
+
+    entry: str
+    fields: Mapping[str, Field]
     size: int
 
-    @classmethod
-    @cache
-    def of(cls, variant: KernelVariant) -> Layout:
-        """From the rendered entry."""
-        from ..isa import nodes, parse
-
-        rendered = render(variant)
-        entry = parse(rendered.text, variant.template).functions[variant.kernel]
-        found, at = [], 0
-        for parameter in entry.parameters:
-            if not isinstance(parameter, nodes.Variable) or parameter.type not in _FORMATS:
-                raise PlanError(f"{variant}: parameter {parameter} of an unknown kind")
-            count = parameter.dimensions[0] if parameter.dimensions else 1
-            natural = 1 if parameter.type == "b8" else int(parameter.type[1:]) // 8
-            size = natural * (count or 0)
-            align = max(parameter.align or 1, natural)
-            at = -(-at // align) * align
-            found.append((parameter.name, at, size, _FORMATS[parameter.type]))
-            at += size
-        return cls(tuple(found), at)
-
-    def offset(self, name: str) -> int:
-        return next(at for known, at, _, _ in self.parameters if known == name)
-
     def pack(self, values: Mapping[str, int | float | bytes]) -> bytearray:
-        """The block. Every parameter must be given and nothing else."""
-        names = {name for name, _, _, _ in self.parameters}
-        if names != set(values):
+        """The block. Every parameter must be given, and nothing else."""
+        missing, extra = self.fields.keys() - values.keys(), values.keys() - self.fields.keys()
+        if missing or extra:
             raise PlanError(
-                f"kernel parameters: missing {sorted(names - set(values))}, "
-                f"unknown {sorted(set(values) - names)}"
+                f"{self.entry}: parameters not given: {', '.join(sorted(missing)) or 'none'}; "
+                f"unknown: {', '.join(sorted(extra)) or 'none'}"
             )
         block = bytearray(self.size)
-        for name, at, size, form in self.parameters:
-            value = values[name]
-            raw = value if isinstance(value, bytes) else struct.pack(form, value)
-            if len(raw) != size:
-                raise PlanError(f"kernel parameter {name}: {size} bytes wanted, got {len(raw)}")
-            block[at : at + size] = raw
+        for name, field in self.fields.items():
+            block[field.offset : field.offset + field.size] = field.encode(values[name])
         return block
+
+
+@cache
+def parameters(text: str, entry: str) -> Parameters:
+    """Read an entry's parameter list from the kernel's own text."""
+    function = parse(text).functions.get(entry)
+    if function is None:
+        raise PlanError(f"the kernel's text has no entry {entry!r}")
+    fields: dict[str, Field] = {}
+    at = 0
+    for parameter in function.parameters:
+        if not isinstance(parameter, nodes.Variable):
+            raise PlanError(f"{entry}: a kernel's parameters are variables, got {parameter}")
+        field = _field(parameter, at)
+        fields[field.name] = field
+        at = field.offset + field.size
+    return Parameters(entry, fields, at)
+
+
+def _field(parameter: nodes.Variable, at: int) -> Field:
+    count = 1
+    for extent in parameter.dimensions:
+        count *= extent or 0
+    letter = _FORMATS[parameter.type]
+    unit = struct.calcsize("<" + letter)
+    align = parameter.align or unit
+    offset = -(-at // align) * align
+    return Field(parameter.name, offset, unit * count, "" if parameter.dimensions else letter)

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Templates to PTX text, and rendered lines back to the template's own lines.
-
-A template is PTX but for `//%` line statements and `${ }` expressions (Jinja2). The files are found
-in the package (a wheel carries them as cufmha/ptx) or beside it (a checkout).
-"""
+"""Templates of ptx/ to PTX, and back: which template line a line of the result came from."""
 
 from __future__ import annotations
 
@@ -20,120 +16,157 @@ if TYPE_CHECKING:
 
     from .catalog import KernelVariant
 
-_MARK = "\x1f"
-_MARKED = re.compile(f"{_MARK}([^{_MARK}]*){_MARK}")
+# Characters that PTX never holds. While rendering, every template line begins with one mark; what
+# a macro or a loop repeats carries the mark of the line that it was written on.
+_OPEN, _CLOSE = "\x0e", "\x0f"
+_MARK = re.compile(f"{_OPEN}([0-9]+):([0-9]+){_CLOSE}")
+_STATEMENT = "//%"
+_LINE_NUMBER = re.compile(r"\bline (\d+)")
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """PTX text; `places[n - 1]` is (template file, line) of its line n."""
+    """A kernel's PTX. `origins[i]` is the (template file, line) of line i + 1."""
 
     text: str
-    places: tuple[tuple[str, int], ...]
+    filename: str
+    origins: tuple[tuple[str, int], ...]
 
-    def place(self, line: int) -> tuple[str, int]:
-        """Where line `line` (from 1) of the text comes from."""
-        return self.places[min(max(line, 1), len(self.places)) - 1]
+    def origin(self, line: int) -> tuple[str, int]:
+        """Template file and line, both as an editor shows them, of a line of `text`."""
+        if not 1 <= line <= len(self.origins):
+            return self.filename, line
+        return self.origins[line - 1]
 
     def explain(self, log: str) -> str:
-        """An assembler's log with the template's place and line after each of its own lines."""
-
-        def add(match: re.Match[str]) -> str:
-            number = int(match[2])
-            file, line = self.place(number)
-            source = (root() / file).read_text().splitlines()[line - 1].strip()
-            return f"{match[0]} (ptx/{file}:{line}: {source})"
-
-        return re.sub(r"(line )(\d+)", add, log)
+        """An assembler's log; behind each line that names one, the template's own."""
+        explained = []
+        for message in log.rstrip().splitlines():
+            explained.append(message)
+            found = _LINE_NUMBER.search(message)
+            if found and 1 <= int(found[1]) <= len(self.origins):
+                file, line = self.origin(int(found[1]))
+                source = _lines(file)
+                text = source[line - 1].strip() if line <= len(source) else ""
+                explained.append(f"    {file}:{line}: {text}")
+        return "\n".join(explained)
 
 
 @cache
-def root() -> Path:
-    """The folder with the templates."""
+def template_root() -> Path:
+    """The folder ptx/: inside the package (a wheel) or beside it (a checkout, an editable install).
+
+    Raises
+    ------
+    AssemblyError
+        If it is in neither place.
+    """
     package = Path(__file__).resolve().parent.parent
-    for folder in (package / "ptx", package.parent / "ptx"):
-        if (folder / "include").is_dir():
-            return folder
+    for root in (package / "ptx", package.parent / "ptx"):
+        if (root / "include").is_dir():
+            return root
     raise AssemblyError(
-        f"kernel files not found: neither {package / 'ptx'} nor {package.parent / 'ptx'} exists; "
+        f"the kernels' templates are neither in {package / 'ptx'} nor in {package.parent / 'ptx'}; "
         "the installation is incomplete"
     )
 
 
-def render(variant: KernelVariant) -> Rendered:
-    """The variant's PTX."""
-    return _render(variant.template, tuple(variant.template_values().items()))
-
-
 @cache
-def _render(template: str, values: tuple[tuple[str, Any], ...]) -> Rendered:
+def render(variant: KernelVariant) -> Rendered:
+    """The PTX of a variant."""
+    return render_file(variant.file, **dict(variant.template))
+
+
+def render_file(file: str, **values: Any) -> Rendered:
+    """The PTX of a template under ptx/ with the given values.
+
+    Raises
+    ------
+    AssemblyError
+        For a template that fails, with its file and line.
+    """
     import jinja2
 
     try:
-        marked = _environment().get_template(template).render(dict(values))
+        marked = _environment().get_template(file).render(**values)
     except jinja2.TemplateError as error:
-        raise AssemblyError(f"ptx/{template}: {error}") from None
-    lines, places = [], []
-    place = (template, 1)
-    for line in marked.splitlines():
-        marks = _MARKED.findall(line)
+        raise AssemblyError(f"{_place(error, file)}: {error}") from error
+    lines, origins = [], []
+    previous_blank = False
+    last = (file, 1)
+    for line in marked.split("\n"):
+        marks = _MARK.findall(line)
         if marks:
-            file, _, number = marks[-1].rpartition(":")
-            place = (file, int(number))
-        text = _MARKED.sub("", line).rstrip()
-        if text or (lines and lines[-1]):
-            lines.append(text)
-            places.append(place)
-    return Rendered("\n".join(lines) + "\n", tuple(places))
+            # The innermost macro's line is the last mark before the text proper.
+            last = (_names()[int(marks[-1][0])], int(marks[-1][1]))
+        plain = _MARK.sub("", line).rstrip()
+        # Macro calls on lines of their own leave blank lines behind; one in a row is enough.
+        if plain or not previous_blank:
+            lines.append(plain)
+            origins.append(last)
+        previous_blank = not plain
+    text = "\n".join(lines).strip("\n") + "\n"
+    skipped = len(lines) - len("\n".join(lines).lstrip("\n").split("\n"))
+    return Rendered(text, file, tuple(origins[skipped : skipped + text.count("\n")]))
+
+
+def _place(error: Exception, file: str) -> str:
+    """Template file and line of an error: Jinja2 rewrites tracebacks to the templates' lines."""
+    place, line = file, getattr(error, "lineno", None)
+    if line is not None:
+        return f"{getattr(error, 'name', None) or file}:{line}"
+    root = str(template_root())
+    trace = error.__traceback__
+    while trace is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if name.startswith(root):
+            place = f"{Path(name).relative_to(root).as_posix()}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return place
+
+
+@cache
+def _names() -> list[str]:
+    """Template files met so far; a mark holds the index."""
+    return []
+
+
+@cache
+def _lines(file: str) -> list[str]:
+    return (template_root() / file).read_text(encoding="utf-8").splitlines()
 
 
 @cache
 def _environment() -> jinja2.Environment:
     import jinja2
 
-    class Loader(jinja2.FileSystemLoader):
-        """Marks every line that is not a template statement with its own file and number."""
+    class MarkingLoader(jinja2.FileSystemLoader):
+        """Puts a mark before every line of output, keeping lines and their numbers."""
 
-        def get_source(self, environment: Any, name: str) -> Any:
-            source, filename, fresh = super().get_source(environment, name)
-            return _marked(source, name), filename, fresh
+        def get_source(self, environment: jinja2.Environment, template: str) -> Any:
+            source, path, fresh = super().get_source(environment, template)
+            names = _names()
+            if template not in names:
+                names.append(template)
+            index = names.index(template)
+            marked = [
+                line if line.lstrip().startswith(_STATEMENT) else f"{_OPEN}{index}:{n}{_CLOSE}{line}"
+                for n, line in enumerate(source.split("\n"), 1)
+            ]
+            return "\n".join(marked), path, fresh
 
     return jinja2.Environment(
-        loader=Loader(root()),
-        line_statement_prefix="//%",
+        loader=MarkingLoader(template_root()),
+        line_statement_prefix=_STATEMENT,
         variable_start_string="${",
         variable_end_string="}",
-        block_start_string="\x02%",
-        block_end_string="%\x02",
-        comment_start_string="\x03",
-        comment_end_string="\x03",
+        # Delimiters that PTX cannot hold: blocks and comments are line statements only.
+        block_start_string="\x01{",
+        block_end_string="}\x01",
+        comment_start_string="\x02{",
+        comment_end_string="}\x02",
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         keep_trailing_newline=True,
         autoescape=False,
     )
-
-
-def _marked(source: str, name: str) -> str:
-    """Lines get an invisible mark in front, but for statements and one-line macro results."""
-    lines = source.split("\n")
-    out = []
-    for number, line in enumerate(lines, 1):
-        plain = line.strip()
-        inline = number > 1 and _opens_inline(lines, number)
-        if not plain or plain.startswith("//%") or inline:
-            out.append(line)
-        else:
-            out.append(f"{_MARK}{name}:{number}{_MARK}{line}")
-    return "\n".join(out)
-
-
-def _opens_inline(lines: list[str], number: int) -> bool:
-    """Whether the line stands in a macro that ends in `//%-`: its text goes inside another line."""
-    for line in lines[number:]:
-        text = line.strip()
-        if text.startswith("//%- endmacro"):
-            return True
-        if text.startswith("//% endmacro") or text.startswith("//% macro"):
-            return False
-    return False
