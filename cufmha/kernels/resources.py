@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each variant costs by the assembler's account: the table kept in docs/resources.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from . import build, catalog
+
+
+def measure() -> dict[str, Any]:
+    """Assembles every variant for every chip that runs it."""
+    kernels: dict[str, Any] = {}
+    for arch in build.ARCHS:
+        for variant in catalog.variants():
+            if variant.target in catalog.targets_for(arch):
+                _, report = build.assemble(variant, arch)
+                kernels[f"{variant.name}@{arch}"] = {
+                    "registers": report.registers,
+                    "spill_bytes": report.spill_bytes,
+                    "stack_bytes": report.stack_bytes,
+                    "barriers": report.barriers,
+                    "shared_bytes": variant.shared_bytes,
+                    "dropped_setmaxnreg": report.dropped_setmaxnreg,
+                    "serialized_wgmma": report.serialized_wgmma,
+                    "warnings": list(report.warnings),
+                }
+    return {"assembler": build.assembler_name(), "kernels": kernels}
+
+
+def write(path: Path, table: dict[str, Any]) -> None:
+    path.write_text(json.dumps(table, indent=1) + "\n")
+
+
+def one_line(entry: dict[str, Any]) -> str:
+    remarks = [name for name in ("dropped_setmaxnreg", "serialized_wgmma") if entry[name]]
+    return (
+        f"{entry['registers']} registers, {entry['spill_bytes']} B spilled, "
+        f"{entry['stack_bytes']} B stack, {entry['shared_bytes']} B shared"
+        + "".join(f", {remark.replace('_', ' ')}" for remark in remarks)
+    )
