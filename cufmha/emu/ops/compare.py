@@ -131,8 +131,9 @@ def set_value(inst: nodes.Instruction, ctx: Context) -> LaneFn:
 def select(inst: nodes.Instruction, ctx: Context) -> LaneFn:
     (kind,) = inst.modifiers
     raw = f"b{types.width(kind)}"
+    bits = types.dtype(raw)
     return LaneFn(
-        lambda a, b, p: np.where(p, a, b),
+        lambda a, b, p: np.where(p, a.view(bits), b.view(bits)),
         (raw,),
         (_immediate(inst.operands[1], kind, raw), _immediate(inst.operands[2], kind, raw), "pred"),
     )
