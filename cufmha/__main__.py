@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -87,11 +88,11 @@ def _info(arguments: argparse.Namespace) -> None:
         rows["assembler"] = build.assembler_name()
     except CufmhaError as error:
         rows["assembler"] = str(error)
-    rows["kernel files"] = str(render.root())
+    rows["kernel files"] = str(render.template_root())
     rows["kernel variants"] = str(len(catalog.variants()))
-    rows["cache"] = f"{_env.cache_dir()} ({len(cache.entries())} kernels)"
-    for variable in _env.VARIABLES:
-        rows[variable.name] = variable.get() or f"not set: {variable.default or 'unused'}"
+    rows["cache"] = f"{cache.folder()} ({len(cache.entries())} kernels)"
+    for name in _env.VARIABLES:
+        rows[name] = os.environ.get(name) or "not set"
     if arguments.json:
         print(json.dumps(rows, indent=1))
     else:
@@ -112,7 +113,7 @@ def _kernels(arguments: argparse.Namespace) -> None:
     from .kernels import catalog
 
     rows = {
-        v.name: f"tile {v.tile_q} x {v.tile_k}, {v.threads} threads, {v.shared_bytes} B shared"
+        v.name: f"tile {v.tile_q} x {v.tile_k}, {v.threads} threads, {v.smem_bytes} B shared"
         for v in catalog.variants()
     }
     if arguments.json:
@@ -125,19 +126,20 @@ def _render(arguments: argparse.Namespace) -> None:
     from .errors import UnsupportedError
     from .kernels import catalog, render
 
-    variant = catalog.find(
-        arguments.kernel,
-        arguments.arch,
-        head_dim=arguments.head_dim,
-        dtype=arguments.dtype,
-        causal=arguments.causal,
-    )
-    if variant is None:
+    found = [
+        v
+        for v in catalog.variants(arguments.arch)
+        if v.operation == arguments.kernel
+        and v.head_dim >= arguments.head_dim
+        and v.dtype == arguments.dtype
+        and v.causal == arguments.causal
+    ]
+    if not found:
         raise UnsupportedError(
             f"no kernel {arguments.kernel} for {arguments.arch} with head_dim "
             f"{arguments.head_dim} and {arguments.dtype}"
         )
-    text = render.render(variant).text
+    text = render.render(min(found, key=lambda v: v.head_dim)).text
     if arguments.out:
         arguments.out.write_text(text)
     else:
@@ -149,7 +151,7 @@ def _build(arguments: argparse.Namespace) -> None:
 
     archs = [arch.strip() for arch in arguments.arch.split(",") if arch.strip()]
     manifest = build.build(archs, arguments.out, progress=lambda file: print(file, flush=True))
-    print(f"wrote {manifest}; set {_env.KERNEL_DIR.name}={arguments.out} to use it")
+    print(f"wrote {manifest}; set CUFMHA_KERNEL_DIR={arguments.out} to use it")
 
 
 def _resources(arguments: argparse.Namespace) -> None:
@@ -167,11 +169,11 @@ def _cache(arguments: argparse.Namespace) -> None:
     from . import cache
 
     if arguments.clear:
-        print(f"removed {cache.clear()} files from {_env.cache_dir()}")
+        print(f"removed {cache.clear()} files from {cache.folder()}")
         return
     found = cache.entries()
     total = sum(entry.stat().st_size for entry in found)
-    print(f"{_env.cache_dir()}: {len(found)} kernels, {total} bytes")
+    print(f"{cache.folder()}: {len(found)} kernels, {total} bytes")
 
 
 if __name__ == "__main__":

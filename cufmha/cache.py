@@ -54,6 +54,16 @@ def store(name: str, data: bytes) -> None:
         Path(temporary).unlink(missing_ok=True)
 
 
+def folder() -> Path:
+    """CUFMHA_CACHE_DIR, or the user's cache folder; it need not exist yet."""
+    given = _env.cache_dir()
+    if given:
+        return given
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("cufmha"))
+
+
 def clear() -> int:
     """Removes every entry; returns how many there were."""
     entries = list(_folder().glob("*.bin")) + list(_folder().glob(".part-*"))
@@ -67,7 +77,7 @@ def entries() -> list[Path]:
 
 
 def _folder() -> Path:
-    return _env.cache_dir() / "kernels"
+    return folder() / "kernels"
 
 
 def _path(name: str) -> Path:

@@ -25,7 +25,6 @@ from .catalog import KernelVariant
 from .render import Rendered, render
 
 MANIFEST = "manifest.json"
-ARCHS = ("sm_90a", "sm_100a", "sm_103a")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,7 @@ def image(variant: KernelVariant, arch: str) -> Image:
 
 
 def _prebuilt(folder: Path, variant: KernelVariant, arch: str, rendered: Rendered) -> bytes:
-    where = f"{_env.KERNEL_DIR.name}={folder}"
+    where = f"CUFMHA_KERNEL_DIR={folder}"
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
         entry = manifest["kernels"][f"{variant.name}@{arch}"]
@@ -80,7 +79,7 @@ def _prebuilt(folder: Path, variant: KernelVariant, arch: str, rendered: Rendere
     if entry["ptx_sha256"] != _digest(rendered.text.encode()):
         raise AssemblyError(
             f"{where}: {entry['file']} was built from other sources than this version's "
-            f"ptx/{variant.template}; build the folder again"
+            f"ptx/{variant.file}; build the folder again"
         )
     if entry["sha256"] != _digest(data):
         raise AssemblyError(f"{where}: {entry['file']} is damaged")
@@ -91,14 +90,12 @@ def build(archs: Iterable[str], out: Path, *, progress: Any = None) -> Path:
     """Assembles every variant for the chips into a folder; returns the manifest's path."""
     archs = list(archs)
     for arch in archs:
-        if arch not in ARCHS:
-            raise ArgumentError(f"arch: must be among {', '.join(ARCHS)}, got {arch!r}")
+        if arch not in catalog.CHIPS:
+            raise ArgumentError(f"arch: must be among {', '.join(catalog.CHIPS)}, got {arch!r}")
     out.mkdir(parents=True, exist_ok=True)
     kernels: dict[str, Any] = {}
     for arch in archs:
-        for variant in catalog.variants():
-            if variant.target not in catalog.targets_for(arch):
-                continue
+        for variant in catalog.variants(arch):
             rendered = render(variant)
             data, report = assemble(variant, arch)
             file = f"{variant.name}@{arch}.cubin"
@@ -136,11 +133,11 @@ def assemble(variant: KernelVariant, arch: str) -> tuple[bytes, Report]:
 
 def find_ptxas() -> str | None:
     """CUFMHA_PTXAS, the wheel's ptxas (nvidia-cuda-nvcc), or the one on the PATH."""
-    given = _env.PTXAS.get()
+    given = _env.ptxas()
     if given:
-        if not Path(given).is_file():
-            raise AssemblyError(f"{_env.PTXAS.name}: no such file: {given}")
-        return given
+        if not given.is_file():
+            raise AssemblyError(f"CUFMHA_PTXAS: no such file: {given}")
+        return str(given)
     try:
         from cuda.pathfinder import find_nvidia_binary_utility
 

@@ -13,20 +13,19 @@ from . import build, catalog
 def measure() -> dict[str, Any]:
     """Assembles every variant for every chip that runs it."""
     kernels: dict[str, Any] = {}
-    for arch in build.ARCHS:
-        for variant in catalog.variants():
-            if variant.target in catalog.targets_for(arch):
-                _, report = build.assemble(variant, arch)
-                kernels[f"{variant.name}@{arch}"] = {
-                    "registers": report.registers,
-                    "spill_bytes": report.spill_bytes,
-                    "stack_bytes": report.stack_bytes,
-                    "barriers": report.barriers,
-                    "shared_bytes": variant.shared_bytes,
-                    "dropped_setmaxnreg": report.dropped_setmaxnreg,
-                    "serialized_wgmma": report.serialized_wgmma,
-                    "warnings": list(report.warnings),
-                }
+    for arch in catalog.CHIPS:
+        for variant in catalog.variants(arch):
+            _, report = build.assemble(variant, arch)
+            kernels[f"{variant.name}@{arch}"] = {
+                "registers": report.registers,
+                "spill_bytes": report.spill_bytes,
+                "stack_bytes": report.stack_bytes,
+                "barriers": report.barriers,
+                "smem_bytes": variant.smem_bytes,
+                "dropped_setmaxnreg": report.dropped_setmaxnreg,
+                "serialized_wgmma": report.serialized_wgmma,
+                "warnings": list(report.warnings),
+            }
     return {"assembler": build.assembler_name(), "kernels": kernels}
 
 
@@ -38,6 +37,6 @@ def one_line(entry: dict[str, Any]) -> str:
     remarks = [name for name in ("dropped_setmaxnreg", "serialized_wgmma") if entry[name]]
     return (
         f"{entry['registers']} registers, {entry['spill_bytes']} B spilled, "
-        f"{entry['stack_bytes']} B stack, {entry['shared_bytes']} B shared"
+        f"{entry['stack_bytes']} B stack, {entry['smem_bytes']} B shared"
         + "".join(f", {remark.replace('_', ' ')}" for remark in remarks)
     )
