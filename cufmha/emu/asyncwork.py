@@ -48,24 +48,28 @@ class AsyncQueue:
         self.machine = machine
         self.policy = "early" if seed == 0 else "late" if seed % 2 else "shuffled"
         self.waiting: list[AsyncOp] = []
-        self.recent: list[int] = []
+        self._live: set[int] = set()
+        self._horizon, self._pass = 0, -1
 
     @property
     def pending(self) -> bool:
         return bool(self.waiting)
 
     def submit(self, op: AsyncOp) -> None:
-        self.recent.append(op.id)
-        if len(self.recent) > 4096:
-            del self.recent[:2048]
         if self.policy == "early" and op.ready():
             self._carry_out(op)
         else:
             self.waiting.append(op)
 
-    def remembered(self) -> set[int]:
-        """Ids young enough to matter to anybody."""
-        return set(self.recent)
+    def prune(self, done: set[int]) -> None:
+        """Forgets work that no memory holds a record of any more; its id says nothing."""
+        if len(done) < 512:
+            return
+        if self._pass != self.machine.passes:
+            self._pass = self.machine.passes
+            self._live, self._horizon = self.machine.live_ids(), next(self.machine.ids)
+        live, horizon = self._live, self._horizon
+        done.difference_update([i for i in done if i < horizon and i not in live])
 
     def poll(self) -> bool:
         """Once per scheduling pass; True if anything was carried out."""

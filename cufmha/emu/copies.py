@@ -22,7 +22,6 @@ class Reading:
         self.op = op
         self.id = next(op.warp.machine.ids)
         self.kind, self.line = op.kind, op.line
-        op.warp.machine.queue.recent.append(self.id)
 
     def settled(self) -> bool:
         return self.op.settled()

@@ -42,6 +42,9 @@ class Owner:
             found = self._states[kind] = kind(self)  # type: ignore[index]
         return found
 
+    def states(self) -> list[Any]:
+        return list(self._states.values())
+
     def leave(self) -> None:
         """Runs `at_exit` of every state that has one."""
         for state in list(self._states.values()):

@@ -60,6 +60,7 @@ class Machine(Owner):
         self.processors = target.processors
         self.executed = 0
         self.polls = 0
+        self.passes = 0
         self.progress = progress
         self.ids = itertools.count(1)
 
@@ -85,8 +86,20 @@ class Machine(Owner):
             warp.knowledge.join(knowledge)
         else:
             warp.knowledge.learn(cluster, knowledge)
-        if len(warp.knowledge.done) > 256:
-            warp.knowledge.done &= self.queue.remembered()
+        self.queue.prune(warp.knowledge.done)
+
+    def live_ids(self) -> set[int]:
+        """Ids of asynchronous work that shadows, or states with `live_ids`, still refer to."""
+        shadows = [r.shadow for r in self.global_memory.ranges]
+        found: set[int] = set()
+        for cta in (cta for cluster in self.resident for cta in cluster.ctas):
+            shadows.append(cta.shared.shadow)
+            for state in cta.states():
+                found |= state.live_ids() if hasattr(state, "live_ids") else set()
+        for shadow in shadows:
+            if shadow is not None:
+                found |= shadow.live_ids()
+        return found
 
     # ---- running
 
@@ -108,6 +121,7 @@ class Machine(Owner):
                 self.leave()
                 return
             self.polls = 0
+            self.passes += 1
             executed = self._pass()
             moved = self.queue.poll()
             for cluster in [c for c in self.resident if c.done]:

@@ -101,8 +101,7 @@ class Mbarrier:
                 self.passed = gathered
             elif gathered is not None:
                 self.passed.join(gathered)
-                if len(self.passed.done) > 256:
-                    self.passed.done &= self.cta.machine.queue.remembered()
+                self.cta.machine.queue.prune(self.passed.done)
 
     # ---- waiting
 

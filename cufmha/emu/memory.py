@@ -62,8 +62,17 @@ class Shadow:
         self.readers = np.full(granules, -1, np.int32)
         self.strong_epoch: np.ndarray | None = None  # epoch of the last indivisible write
         self.regions: list[Region] = []
+        self.last_reads: dict[tuple[int, int, int], Region] = {}
         self.scattered: np.ndarray | None = None  # id of the async write to each granule
         self.kinds: dict[int, Any] = {}
+
+    def live_ids(self) -> set[int]:
+        """Ids of the asynchronous work that is on record here."""
+        found = {region.op.id for region in self.regions}
+        if self.scattered is not None and len(self.kinds) > 1024:
+            self.kinds = {i: op for i, op in self.kinds.items() if not op.settled()}
+            self.scattered[~np.isin(self.scattered, list(self.kinds))] = 0
+        return found | set(self.kinds)
 
     # ---- generic accesses; g: granules touched, one or more per lane
 
@@ -212,13 +221,24 @@ class Shadow:
                     for r in self.regions
                     if not (lo <= r.lo and r.hi <= hi and r.op.id in done)
                 ]
-            else:
-                self._forget_known()
-        self.regions.append(Region(op, lo, hi, write))
         if write:
+            self.regions.append(Region(op, lo, hi, write))
             self.initialized[g] = True
             self.epoch[g] = 0
             self.reads[:, g] = 0
+        else:
+            self._record_read(op, lo, hi)
+
+    def _record_read(self, op: Any, lo: int, hi: int) -> None:
+        """Takes the place of the same warp's read of the same bytes, once that one is over."""
+        key = (lo, hi, op.warp.uid)
+        last = self.last_reads.get(key)
+        if last is not None and last.op.id in op.warp.knowledge.done:
+            last.op = op
+            if last in self.regions:
+                return
+        self.last_reads[key] = Region(op, lo, hi, write=False)
+        self.regions.append(self.last_reads[key])
 
     def visible_to_async(self, op: Any, g: np.ndarray) -> None:
         """Async-proxy work reads the granules g: generic writes must be ordered and fenced."""
@@ -274,11 +294,6 @@ class Shadow:
                     f"{int(np.flatnonzero(reads)[0])} in the generic proxy, are overwritten by "
                     f"{op.kind} with no fence.proxy.async between"
                 )
-
-    def _forget_known(self) -> None:
-        """Keeps the list short: reads that everybody knows to be over say nothing any more."""
-        if len(self.regions) > 64:
-            self.regions = [r for r in self.regions if not (r.op.settled() and not r.write)]
 
 
 class SharedMemory:

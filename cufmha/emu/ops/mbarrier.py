@@ -184,7 +184,7 @@ def wait(inst: nodes.Instruction, ctx: Context) -> Any:
             parity = _parity(barrier, int(values[lane]), by_parity)
             over = barrier.test(w, parity)
             if not over and suspends:
-                return Wait(lambda: barrier.is_over(parity), lambda: barrier.describe(parity))
+                return _until(barrier, parity)
             answers[(at == at[lane]) & (values == values[lane])] = over
             if over and acquires and w.machine.hazards and barrier.passed is not None:
                 w.machine.acquire(w, barrier.passed, w.cta.cluster.number)
@@ -194,6 +194,10 @@ def wait(inst: nodes.Instruction, ctx: Context) -> Any:
         return None
 
     return run
+
+
+def _until(barrier: Mbarrier, parity: int) -> Wait:
+    return Wait(lambda: barrier.is_over(parity), lambda: barrier.describe(parity))
 
 
 def _distinct(at: np.ndarray, values: np.ndarray, lanes: list[int]) -> list[int]:
