@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -154,6 +155,8 @@ class Exporter:
         DLPack's element type.
     device : (int, int)
         DLPack's device kind and number.
+    wait : callable, optional
+        Called with the consumer's stream, which is to wait for the work that fills the memory.
     """
 
     def __init__(
@@ -166,8 +169,10 @@ class Exporter:
         type_code: int,
         bits: int,
         device: tuple[int, int],
+        wait: Callable[[int], None] | None = None,
     ) -> None:
         self._owner = owner
+        self._wait = wait
         self._address = address
         self._shape, self._strides = shape, strides
         self._type = (type_code, bits)
@@ -176,8 +181,11 @@ class Exporter:
     def __dlpack_device__(self) -> tuple[int, int]:
         return self._device
 
-    def __dlpack__(self, **_options: Any) -> Any:
-        """A capsule of the form that every consumer takes. The stream is the caller's business."""
+    def __dlpack__(self, *, stream: int | None = None, **_options: Any) -> Any:
+        """A capsule of the form that every consumer takes."""
+        # −1 asks for no waiting; None and 1 are the legacy default stream.
+        if self._wait is not None and stream != -1:
+            self._wait(stream or 1)
         rank = len(self._shape)
         shape = (ctypes.c_int64 * rank)(*self._shape)
         strides = (ctypes.c_int64 * rank)(*self._strides)

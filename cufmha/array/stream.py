@@ -25,7 +25,9 @@ def resolve_stream(stream: Any, framework: str, device: int) -> int:
     """
     if stream is None:
         if framework == "torch":
-            return int(sys.modules["torch"]._C._cuda_getCurrentRawStream(device))
+            # A build without CUDA has no such function, and no stream.
+            getter = getattr(sys.modules["torch"]._C, "_cuda_getCurrentRawStream", None)
+            return int(getter(device)) if getter else 0
         if framework == "cupy":
             return int(sys.modules["cupy"].cuda.get_current_stream(device).ptr)
         return 0

@@ -1,0 +1,513 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`plan()`, `Plan` and `BoundLaunch`: a problem with its kernel, and launches of it."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
+
+from .array.alloc import allocate
+from .array.dtype import DType
+from .array.overlap import shares_memory
+from .array.stream import resolve_stream
+from .array.view import TensorView, as_view, framework_of
+from .device import current_device
+from .device.base import Region
+from .errors import ArgumentError, PlanError, UnsupportedError
+from .kernels.catalog import KernelVariant
+from .select import select
+from .spec import (
+    AttentionSpec,
+    Mask,
+    ProblemShape,
+    check_lse_memory,
+    check_memory,
+    check_operands,
+    check_result,
+)
+from .tma import TensorMapSpec
+
+if TYPE_CHECKING:
+    from .device.base import Device, Launch
+
+Array = Any
+Stream = Any
+
+_BOX_COLUMNS = 64
+_LARGEST_GRID = (1 << 31) - 1
+_LAUNCHES_KEPT = 64
+_TEMPLATES_KEPT = 16
+_MAPS = ("q_map", "k_map", "v_map", "o_map")
+_LOG2_E = 1 / math.log(2)
+
+
+class Operands(NamedTuple):
+    """All that a launch touches."""
+
+    q: TensorView
+    k: TensorView
+    v: TensorView
+    out: TensorView
+    lse: TensorView | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Template:
+    """A parameter block for operands of given strides, to be pointed at others of the same."""
+
+    block: bytes
+    spans: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanReport:
+    """What a plan amounts to; `str()` is a table."""
+
+    rows: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        width = max(len(name) for name, _ in self.rows)
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in self.rows)
+
+
+def plan(
+    spec: AttentionSpec, shape: ProblemShape, *, device: int | Device | None = None
+) -> Plan:
+    """Choose and load the kernel for a problem.
+
+    Parameters
+    ----------
+    spec : AttentionSpec
+    shape : ProblemShape
+    device : int or Device, optional
+        A card's number; the device in use if left out.
+
+    Raises
+    ------
+    UnsupportedError
+        If no kernel serves the problem, with the reasons.
+    DriverError, AssemblyError
+    """
+    if device is None or isinstance(device, int):
+        device = current_device(device)
+    support = select(spec, device.arch)
+    if support.variant is None:
+        raise UnsupportedError("; ".join(support.reasons))
+    return Plan(spec, shape, variant=support.variant, device=device)
+
+
+class Plan:
+    """A problem with its kernel loaded. Immutable; any thread may run it.
+
+    Attributes
+    ----------
+    spec : AttentionSpec
+    shape : ProblemShape
+    variant : KernelVariant
+    device : Device
+    workspace_bytes : int
+        Device memory taken beyond out and lse: none.
+    """
+
+    workspace_bytes = 0
+
+    def __init__(
+        self, spec: AttentionSpec, shape: ProblemShape, *, variant: KernelVariant, device: Device
+    ) -> None:
+        self.spec, self.shape, self.variant, self.device = spec, shape, variant, device
+        self.tiles_q = -(-shape.seqlen_q // variant.tile_q)
+        self.items = self.tiles_q * spec.num_heads_q * shape.batch
+        if self.items > _LARGEST_GRID:
+            raise UnsupportedError(
+                f"batch x heads x tiles of {variant.tile_q} query rows must be at most "
+                f"{_LARGEST_GRID}, got {self.items}"
+            )
+        self.grid = min(self.items, device.processors) if variant.persistent else self.items
+        heads_q, heads_kv = spec.num_heads_q, spec.num_heads_kv
+        self.shape_q = self._laid_out(heads_q, shape.seqlen_q)
+        self.shape_kv = self._laid_out(heads_kv, shape.seqlen_k)
+        self.shape_lse = (shape.batch, heads_q, shape.seqlen_q)
+        self._scalars = self._problem_scalars()
+        self._launches: OrderedDict[tuple[Any, ...], Launch] = OrderedDict()
+        self._templates: OrderedDict[tuple[Any, ...], _Template] = OrderedDict()
+        self._lock = threading.Lock()
+        self._kernel = device.kernel(variant) if self.items else None
+
+    def _laid_out(self, heads: int, rows: int) -> tuple[int, ...]:
+        middle = (rows, heads) if self.spec.layout == "bshd" else (heads, rows)
+        return (self.shape.batch, *middle, self.spec.head_dim)
+
+    def _problem_scalars(self) -> dict[str, int | float]:
+        shape, spec = self.shape, self.spec
+        bottom_right = shape.seqlen_k - shape.seqlen_q
+        return {
+            "seqlen_q": shape.seqlen_q,
+            "seqlen_k": shape.seqlen_k,
+            "num_heads_q": spec.num_heads_q,
+            "group_size": spec.num_heads_q // spec.num_heads_kv,
+            "scale_log2": spec.scale * _LOG2_E,
+            "causal_offset": bottom_right if spec.mask is Mask.CAUSAL else 0,
+            "num_tiles_q": self.tiles_q,
+            "num_tiles": self.items,
+        }
+
+    # ---- running
+
+    @overload
+    def run(
+        self, q: Array, k: Array, v: Array, *, out: Array | None = None,
+        lse: Array | None = None, return_lse: Literal[False] = False, stream: Stream | None = None,
+    ) -> Array: ...  # fmt: skip
+    @overload
+    def run(
+        self, q: Array, k: Array, v: Array, *, out: Array | None = None,
+        lse: Array | None = None, return_lse: Literal[True], stream: Stream | None = None,
+    ) -> tuple[Array, Array]: ...  # fmt: skip
+    def run(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        *,
+        out: Array | None = None,
+        lse: Array | None = None,
+        return_lse: bool = False,
+        stream: Stream | None = None,
+    ) -> Array | tuple[Array, Array]:
+        """Launch on operands of the planned shapes; returns as `cufmha.attention` does.
+
+        Raises
+        ------
+        PlanError
+            If the log-sum-exp is asked of a plan made without it.
+        ArgumentError, DTypeError
+            If an operand is not as planned.
+        """
+        if (return_lse or lse is not None) and not self.spec.lse:
+            raise PlanError("lse: this plan was made without it; make it with AttentionSpec(lse=True)")
+        handle = self.stream_of(stream, framework_of(q))
+        views = tuple(
+            as_view(x, name, stream=handle) for x, name in ((q, "q"), (k, "k"), (v, "v"))
+        )
+        if (
+            views[0].shape != self.shape_q
+            or views[1].shape != self.shape_kv
+            or views[2].shape != self.shape_kv
+            or any(view.dtype is not self.spec.dtype for view in views)
+        ):
+            self._explain_mismatch(views)
+        return self.execute(views, out, lse, return_lse, handle)
+
+    def execute(
+        self,
+        views: tuple[TensorView, ...],
+        out: Array | None,
+        lse: Array | None,
+        return_lse: bool,
+        stream: int,
+    ) -> Array | tuple[Array, Array]:
+        """`run`, on views whose shapes and dtypes have been checked."""
+        q, k, v = views
+        out_view = lse_view = None
+        if out is not None:
+            out_view = as_view(out, "out", stream=stream)
+            check_result("out", out_view, self.shape_q, self.spec.dtype)
+        if lse is not None:
+            lse_view = as_view(lse, "lse", stream=stream)
+            check_result("lse", lse_view, self.shape_lse, DType.F32)
+        self._check_places(views, out_view, lse_view)
+        for name, view in (("q", q), ("k", k), ("v", v)):
+            if not self.items or view.strides[3] != 1 or view.pointer & 15:
+                check_memory(name, view)
+        finish_out: Callable[[], Any] = lambda: out  # noqa: E731
+        finish_lse: Callable[[], Any] = lambda: lse  # noqa: E731
+        where = {"device": self.device, "stream": stream}
+        if out_view is None:
+            out_view, finish_out = allocate(q, self.shape_q, self.spec.dtype, **where)
+        if return_lse and lse_view is None:
+            lse_view, finish_lse = allocate(q, self.shape_lse, DType.F32, **where)
+        if self.items:
+            self._launch(Operands(q, k, v, out_view, lse_view))(stream)
+        return (finish_out(), finish_lse()) if return_lse else finish_out()
+
+    def stream_of(self, stream: Stream | None, framework: str) -> int:
+        """The stream to launch on; an emulated chip has none but takes any."""
+        on_card = self.device.kind == "cuda"
+        return resolve_stream(stream, framework if on_card else "", self.device.ordinal)
+
+    def bind(
+        self, q: Array, k: Array, v: Array, out: Array, lse: Array | None = None
+    ) -> BoundLaunch:
+        """Fix all operands, for launches that cost one driver call."""
+        return BoundLaunch(self, q, k, v, out, lse)
+
+    def operands(
+        self, q: Array, k: Array, v: Array, out: Array, lse: Array | None
+    ) -> Operands:
+        """All operands as views, held to the plan."""
+        views = tuple(as_view(x, name) for x, name in ((q, "q"), (k, "k"), (v, "v")))
+        self._explain_mismatch(views)
+        out_view = as_view(out, "out")
+        check_result("out", out_view, self.shape_q, self.spec.dtype)
+        lse_view = None
+        if lse is not None:
+            lse_view = as_view(lse, "lse")
+            check_result("lse", lse_view, self.shape_lse, DType.F32)
+        self._check_places(views, out_view, lse_view)
+        return Operands(views[0], views[1], views[2], out_view, lse_view)
+
+    def _explain_mismatch(self, views: tuple[TensorView, ...]) -> None:
+        """Which rule, or which part of the plan, the operands break."""
+        q, k, v = views
+        check_operands(q, k, v, layout=self.spec.layout)
+        for name, view, wanted in (
+            ("q", q, self.shape_q),
+            ("k", k, self.shape_kv),
+            ("v", v, self.shape_kv),
+        ):
+            if view.dtype is not self.spec.dtype:
+                raise ArgumentError(
+                    f"{name}: the plan is for {self.spec.dtype.long_name}, got {view.dtype}"
+                )
+            if tuple(view.shape) != wanted:
+                raise ArgumentError(
+                    f"{name}: the plan is for shape {wanted}, got {tuple(view.shape)}"
+                )
+
+    def _check_places(
+        self, views: tuple[TensorView, ...], out: TensorView | None, lse: TensorView | None
+    ) -> None:
+        place = ("cuda" if self.device.kind == "cuda" else "cpu", self.device.ordinal)
+        named = (("q", views[0]), ("k", views[1]), ("v", views[2]), ("out", out), ("lse", lse))
+        for name, view in named:
+            if view is not None and view.device != place:
+                raise ArgumentError(
+                    f"{name}: must be on {_place(place)}, where this runs, got "
+                    f"{_place(view.device)}"
+                )
+
+    # ---- launches
+
+    def _launch(self, operands: Operands) -> Launch:
+        """The launch for these operands, from the latest ones if it is there."""
+        q, k, v, out, lse = operands
+        strides = (
+            q.strides, k.strides, v.strides, out.strides, None if lse is None else lse.strides,
+        )  # fmt: skip
+        pointers = (
+            q.pointer, k.pointer, v.pointer, out.pointer, None if lse is None else lse.pointer,
+        )  # fmt: skip
+        key = (pointers, strides)
+        with self._lock:
+            launch = self._launches.get(key)
+            if launch is not None:
+                self._launches.move_to_end(key)
+                return launch
+            template = self._templates.get(strides)
+        if template is None:
+            template = self._make_template(operands)
+        block = self._pointed(template, operands)
+        assert self._kernel is not None  # there are items
+        launch = self._kernel.prepare(grid=self.grid, params=block, regions=_regions(operands))
+        with self._lock:
+            self._templates[strides] = template
+            self._launches[key] = launch
+            if len(self._launches) > _LAUNCHES_KEPT:
+                self._launches.popitem(last=False)
+            if len(self._templates) > _TEMPLATES_KEPT:
+                self._templates.popitem(last=False)
+        return launch
+
+    def _make_template(self, operands: Operands) -> _Template:
+        """Checks all that depends on strides, and encodes the tensor maps."""
+        self._check_memory(operands)
+        q, _, _, _, lse = operands
+        variant, layout = self.variant, self.spec.layout
+        rows = (variant.box_rows_q, variant.box_rows_kv, variant.box_rows_kv, variant.box_rows_o)
+        values: dict[str, int | float | bytes] = dict(self._scalars)
+        for name, view, box_rows in zip(_MAPS, operands[:4], rows, strict=True):
+            spec = tensor_map(view, layout=layout, box_rows=box_rows)
+            # An empty array has no address; no kernel touches its map's memory.
+            values[name] = self.device.encode(spec, view.pointer if _holds(view) else q.pointer)
+        values["lse"] = 0 if lse is None else lse.pointer
+        values["lse_stride_batch"] = 0 if lse is None else lse.strides[0]
+        values["lse_stride_head"] = 0 if lse is None else lse.strides[1]
+        assert self._kernel is not None  # there are items
+        parameters = self._kernel.parameters
+        wanted = {name: value for name, value in values.items() if name in parameters.fields}
+        spans = tuple(0 if view is None else _span(view) for view in operands)
+        return _Template(bytes(parameters.pack(wanted)), spans)
+
+    def _pointed(self, template: _Template, operands: Operands) -> bytes:
+        """The template's block for other addresses, which are held to their own rules."""
+        assert self._kernel is not None  # there are items
+        q, k, v, out, lse = operands
+        if (q.pointer | k.pointer | v.pointer | out.pointer) & 15 or (lse and lse.pointer & 3):
+            self._check_memory(operands)
+        for name, view, span in zip("qkv", operands[:3], template.spans, strict=False):
+            self._check_apart("out", out, template.spans[3], name, view, span)
+            if lse is not None:
+                self._check_apart("lse", lse, template.spans[4], name, view, span)
+        if lse is not None:
+            self._check_apart("lse", lse, template.spans[4], "out", out, template.spans[3])
+        block = bytearray(template.block)
+        fields = self._kernel.parameters.fields
+        for name, view in zip(_MAPS, operands[:4], strict=True):
+            if _holds(view):
+                self.device.readdress(block, fields[name].offset, view.pointer)
+        if lse is not None:
+            at = fields["lse"].offset
+            block[at : at + 8] = lse.pointer.to_bytes(8, "little")
+        return bytes(block)
+
+    def _check_memory(self, operands: Operands) -> None:
+        for name, view in zip(("q", "k", "v", "out"), operands[:4], strict=True):
+            check_memory(name, view)
+        if operands.lse is not None:
+            check_lse_memory(operands.lse)
+
+    @staticmethod
+    def _check_apart(
+        name: str, a: TensorView, span_a: int, other: str, b: TensorView, span_b: int
+    ) -> None:
+        """A result that shares an element with anything else is refused; interleaving is fine."""
+        if a.pointer + span_a <= b.pointer or b.pointer + span_b <= a.pointer:
+            return
+        if shares_memory(
+            a.pointer, _axes(a), b.pointer, _axes(b), size_a=_itemsize(a), size_b=_itemsize(b)
+        ):
+            raise ArgumentError(f"{name}: must share no element with {other}, got one that does")
+
+    # ---- telling
+
+    def explain(self) -> PlanReport:
+        """What runs, on what, in how many blocks."""
+        variant, device = self.variant, self.device
+        waves = self.items / max(device.processors, 1)
+        return PlanReport(
+            (
+                ("kernel", variant.name),
+                ("device", f"{device.name} ({device.arch}), {device.processors} processors"),
+                ("tile", f"{variant.tile_q} queries x {variant.tile_k} keys"),
+                ("block", f"{variant.threads} threads, {variant.smem_bytes} bytes of shared memory"),
+                ("registers", ", ".join(f"{r} x {t} threads" for r, t in variant.roles) or "even"),
+                ("grid", f"{self.grid} blocks for {self.items} tiles, {waves:.2f} a processor"),
+                ("workspace", f"{self.workspace_bytes} bytes"),
+            )
+        )
+
+    def __repr__(self) -> str:
+        return f"Plan({self.variant.name}, {self.shape}, {self.device.name})"
+
+
+class BoundLaunch:
+    """A plan with its operands fixed and kept alive: calling it is one launch.
+
+    It allocates and encodes nothing, so it may be captured in a CUDA graph.
+    """
+
+    def __init__(
+        self, plan: Plan, q: Array, k: Array, v: Array, out: Array, lse: Array | None
+    ) -> None:
+        self.plan = plan
+        self._arrays: dict[str, Any] = {"q": q, "k": k, "v": v, "out": out, "lse": lse}
+        self._bind()
+
+    def _bind(self) -> None:
+        operands = self.plan.operands(**self._arrays)
+        self._operands = operands
+        self._framework = operands.q.framework
+        self._launch = self.plan._launch(operands) if self.plan.items else None
+
+    def __call__(self, stream: Stream | None = None) -> None:
+        """Launch on a stream, the current one of q's framework if left out."""
+        if self._launch is not None:
+            self._launch(self.plan.stream_of(stream, self._framework))
+
+    def rebind(
+        self,
+        *,
+        q: Array | None = None,
+        k: Array | None = None,
+        v: Array | None = None,
+        out: Array | None = None,
+        lse: Array | None = None,
+    ) -> None:
+        """Point at other operands of the same shapes; what is left out stays.
+
+        Raises
+        ------
+        PlanError
+            For an lse where none was bound, which the plan may not provide for.
+        """
+        given = {"q": q, "k": k, "v": v, "out": out, "lse": lse}
+        before = self._arrays
+        self._arrays = before | {name: x for name, x in given.items() if x is not None}
+        try:
+            self._bind()
+        except BaseException:
+            self._arrays = before
+            raise
+
+
+def tensor_map(view: TensorView, *, layout: str, box_rows: int) -> TensorMapSpec:
+    """The map over (head_dim, rows, heads, batch) of a q, k, v or out."""
+    heads, rows = layout.index("h"), layout.index("s")
+    head_dim = view.shape[3]
+    size = _itemsize(view)
+    order = (rows, heads, 0)
+    empty = not _holds(view)
+    strides = tuple(
+        # An axis of extent 1 is never stepped along, whatever stride it says.
+        head_dim * size if empty or view.shape[axis] == 1 else view.strides[axis] * size
+        for axis in order
+    )
+    assert isinstance(view.dtype, DType)  # check_dtype has seen to it
+    return TensorMapSpec(
+        dtype=view.dtype.value,
+        dims=(head_dim, *(max(view.shape[axis], 1) for axis in order)),
+        strides=strides,
+        box=(_BOX_COLUMNS, box_rows, 1, 1),
+        swizzle="128B",
+        l2_promotion="128B",
+    )
+
+
+def _holds(view: TensorView) -> bool:
+    """Whether the array has elements."""
+    return 0 not in view.shape
+
+
+def _itemsize(view: TensorView) -> int:
+    return view.dtype.itemsize if isinstance(view.dtype, DType) else 1
+
+
+def _axes(view: TensorView) -> tuple[tuple[int, int], ...]:
+    """(extent, stride in bytes) of each axis."""
+    size = _itemsize(view)
+    return tuple((n, s * size) for n, s in zip(view.shape, view.strides, strict=True))
+
+
+def _span(view: TensorView) -> int:
+    """Bytes from the first element to the end of the last."""
+    if not _holds(view):
+        return 0
+    return sum((n - 1) * s for n, s in _axes(view)) + _itemsize(view)
+
+
+def _regions(operands: Operands) -> list[Region]:
+    names = ("q", "k", "v", "out", "lse")
+    return [
+        Region(view.pointer, _span(view), name in ("out", "lse"), name)
+        for name, view in zip(names, operands, strict=True)
+        if view is not None
+    ]
+
+
+def _place(device: tuple[str, int]) -> str:
+    kind, number = device
+    return f"card {number}" if kind == "cuda" else "the CPU" if kind == "cpu" else f"{kind}:{number}"
