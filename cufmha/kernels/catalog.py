@@ -146,5 +146,34 @@ def _sm90_forward() -> Iterator[KernelVariant]:
 
 
 def _sm100_forward() -> Iterator[KernelVariant]:
-    """ptx/sm100/fmha_fwd.ptx is still to come."""
-    return iter(())
+    """ptx/sm100/fmha_fwd.ptx: a load warp, a product warp, one softmax group of 128 rows."""
+    tile_q, tile_k, threads = 128, 128, 256
+    for head_dim, dtype, causal in _shapes():
+        stages = {64: 4, 128: 2}[head_dim]
+        yield KernelVariant(
+            operation="fmha_fwd",
+            arch="sm_100f",
+            head_dim=head_dim,
+            dtype=dtype,
+            causal=causal,
+            file="sm100/fmha_fwd.ptx",
+            tile_q=tile_q,
+            tile_k=tile_k,
+            threads=threads,
+            smem_bytes=2 * 2 * head_dim * (tile_q + stages * tile_k) + 8 * (10 + 4 * stages),
+            box_rows_q=tile_q,
+            box_rows_kv=tile_k,
+            box_rows_o=tile_q,
+            roles=(),
+            persistent=True,
+            template=(
+                ("arch", "sm_100f"),
+                ("head_dim", head_dim),
+                ("dtype", dtype),
+                ("causal", causal),
+                ("tile_q", tile_q),
+                ("tile_k", tile_k),
+                ("stages", stages),
+                ("threads", threads),
+            ),
+        )
