@@ -105,6 +105,6 @@ def attention(
         found = plan(spec, shape, device=device_for(views[0]))
         with _lock:
             _plans[key] = found
-            if len(_plans) > _PLANS_KEPT:
+            while len(_plans) > _PLANS_KEPT:
                 _plans.popitem(last=False)
     return found.execute(views, out, lse, return_lse, handle)

@@ -188,7 +188,9 @@ class Plan:
             If an operand is not as planned.
         """
         if (return_lse or lse is not None) and not self.spec.lse:
-            raise PlanError("lse: this plan was made without it; make it with AttentionSpec(lse=True)")
+            raise PlanError(
+                "lse: this plan was made without it; make it with AttentionSpec(lse=True)"
+            )
         handle = self.stream_of(stream, framework_of(q))
         views = tuple(
             as_view(x, name, stream=handle) for x, name in ((q, "q"), (k, "k"), (v, "v"))
@@ -393,7 +395,7 @@ class Plan:
                 ("kernel", variant.name),
                 ("device", f"{device.name} ({device.arch}), {device.processors} processors"),
                 ("tile", f"{variant.tile_q} queries x {variant.tile_k} keys"),
-                ("block", f"{variant.threads} threads, {variant.smem_bytes} bytes of shared memory"),
+                ("block", f"{variant.threads} threads, {variant.smem_bytes} shared bytes"),
                 ("registers", ", ".join(f"{r} x {t} threads" for r, t in variant.roles) or "even"),
                 ("grid", f"{self.grid} blocks for {self.items} tiles, {waves:.2f} a processor"),
                 ("workspace", f"{self.workspace_bytes} bytes"),
@@ -510,4 +512,4 @@ def _regions(operands: Operands) -> list[Region]:
 
 def _place(device: tuple[str, int]) -> str:
     kind, number = device
-    return f"card {number}" if kind == "cuda" else "the CPU" if kind == "cpu" else f"{kind}:{number}"
+    return {"cuda": f"card {number}", "cpu": "the CPU"}.get(kind, f"{kind}:{number}")

@@ -199,8 +199,8 @@ def check_scale(scale: Any) -> float | None:
         raise ArgumentError(f"softmax_scale: must be finite, got {value}")
     if abs(value) > _LARGEST_SCALE:
         raise ArgumentError(
-            f"softmax_scale: times log2(e) must be a float32, at most {_LARGEST_SCALE:.6g} in size, "
-            f"got {value:g}"
+            f"softmax_scale: must be at most {_LARGEST_SCALE:.6g} in size, so that it is a "
+            f"float32 times log2(e), got {value:g}"
         )
     return value
 
@@ -310,7 +310,8 @@ def check_memory(name: str, view: TensorView) -> None:
             )
         if not 0 <= stride < _STRIDE_LIMIT:
             raise ArgumentError(
-                f"{name}: strides must be from 0 to 2^40 - 1 bytes, got {stride} bytes on axis {axis}"
+                f"{name}: strides must be from 0 to 2^40 - 1 bytes, "
+                f"got {stride} bytes on axis {axis}"
             )
     if view.pointer % _ALIGNMENT:
         raise ArgumentError(

@@ -116,10 +116,7 @@ def _read_torch(name: str, array: Any, stream: int) -> TensorView:
             f"{name}: must be a strided torch tensor with memory of its own, got layout "
             f"{array.layout} on {array.device} ({str(error).splitlines()[0]})"
         ) from None
-    if array.is_cuda:
-        device = ("cuda", index)
-    else:
-        device = (array.device.type, max(index, 0))
+    device = ("cuda", index) if array.is_cuda else (array.device.type, max(index, 0))
     return TensorView(pointer, array.shape, strides, dtype, device, "torch", False, array)
 
 
@@ -178,11 +175,8 @@ def _read_dlpack(name: str, array: Any, stream: int) -> TensorView:
     kind, _ = array.__dlpack_device__()
     on_card = int(kind) in (dlpack.CUDA, dlpack.CUDA_MANAGED)
     try:
-        if on_card:
-            capsule = array.__dlpack__(stream=stream or 1)
-        else:
-            capsule = array.__dlpack__()
-        found = dlpack.read(capsule)
+        options = {"stream": stream or 1} if on_card else {}
+        found = dlpack.read(array.__dlpack__(**options))
     except (BufferError, TypeError, ValueError, RuntimeError) as error:
         raise DTypeError(
             f"{name}: {type(array).__module__}.{type(array).__qualname__} does not give its memory "

@@ -31,7 +31,7 @@ def use_device(
     processors: int | None = None,
     seed: int | None = None,
 ) -> Iterator[Any]:
-    """Within the block, kernels run on cards or on an emulated chip.
+    """Within the block, in this thread, kernels run on cards or on an emulated chip.
 
     Parameters
     ----------

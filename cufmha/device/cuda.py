@@ -303,7 +303,8 @@ class CardKernel:
         )
 
     def _attribute(self, attribute: Any) -> int:
-        return int(check("cuFuncGetAttribute", driver().cuFuncGetAttribute(attribute, self.function)))
+        result = driver().cuFuncGetAttribute(attribute, self.function)
+        return int(check("cuFuncGetAttribute", result))
 
     def _load(self, bindings: Any, image: build.Image) -> Any:
         log = bytearray(_LOG_BYTES)

@@ -136,6 +136,10 @@ def _lines(file: str) -> list[str]:
     return (template_root() / file).read_text(encoding="utf-8").splitlines()
 
 
+def _is_statement(line: str) -> bool:
+    return line.lstrip().startswith(_STATEMENT)
+
+
 @cache
 def _environment() -> jinja2.Environment:
     import jinja2
@@ -150,7 +154,7 @@ def _environment() -> jinja2.Environment:
                 names.append(template)
             index = names.index(template)
             marked = [
-                line if line.lstrip().startswith(_STATEMENT) else f"{_OPEN}{index}:{n}{_CLOSE}{line}"
+                ("" if _is_statement(line) else f"{_OPEN}{index}:{n}{_CLOSE}") + line
                 for n, line in enumerate(source.split("\n"), 1)
             ]
             return "\n".join(marked), path, fresh
