@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import bisect
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,12 +40,20 @@ GRANULE = 4
 
 @dataclass(eq=False)
 class Region:
-    """Bytes that asynchronous work touches."""
+    """Bytes that asynchronous work touches.
+
+    `followers`: ids of reads that were issued after this write was known to be over; whoever knows
+    one of them to be over knows the write to be.
+    """
 
     op: Any
     lo: int
     hi: int
     write: bool
+    followers: set[int] = field(default_factory=set)
+
+    def known_over(self, done: set[int]) -> bool:
+        return self.op.id in done or not done.isdisjoint(self.followers)
 
 
 class Shadow:
@@ -69,6 +77,7 @@ class Shadow:
     def live_ids(self) -> set[int]:
         """Ids of the asynchronous work that is on record here."""
         found = {region.op.id for region in self.regions}
+        found.update(*(region.followers for region in self.regions))
         if self.scattered is not None and len(self.kinds) > 1024:
             self.kinds = {i: op for i, op in self.kinds.items() if not op.settled()}
             self.scattered[~np.isin(self.scattered, list(self.kinds))] = 0
@@ -178,7 +187,7 @@ class Shadow:
                 region.lo < hi
                 and lo < region.hi
                 and (write or region.write)
-                and region.op.id not in done
+                and not region.known_over(done)
                 and self._touches(region, g)
             ):
                 verb = "writes" if region.write else "reads"
@@ -219,8 +228,12 @@ class Shadow:
                 self.regions = [
                     r
                     for r in self.regions
-                    if not (lo <= r.lo and r.hi <= hi and r.op.id in done)
+                    if not (lo <= r.lo and r.hi <= hi and r.known_over(done))
                 ]
+            else:
+                for r in self.regions:
+                    if r.write and r.lo < hi and lo < r.hi:
+                        r.followers.add(op.id)
         if write:
             self.regions.append(Region(op, lo, hi, write))
             self.initialized[g] = True
