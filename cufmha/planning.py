@@ -74,9 +74,7 @@ class PlanReport:
         return "\n".join(f"{name:<{width}}  {value}" for name, value in self.rows)
 
 
-def plan(
-    spec: AttentionSpec, shape: ProblemShape, *, device: int | Device | None = None
-) -> Plan:
+def plan(spec: AttentionSpec, shape: ProblemShape, *, device: int | Device | None = None) -> Plan:
     """Choose and load the kernel for a problem.
 
     Parameters
@@ -192,9 +190,7 @@ class Plan:
                 "lse: this plan was made without it; make it with AttentionSpec(lse=True)"
             )
         handle = self.stream_of(stream, framework_of(q))
-        views = tuple(
-            as_view(x, name, stream=handle) for x, name in ((q, "q"), (k, "k"), (v, "v"))
-        )
+        views = tuple(as_view(x, name, stream=handle) for x, name in ((q, "q"), (k, "k"), (v, "v")))
         if (
             views[0].shape != self.shape_q
             or views[1].shape != self.shape_kv
@@ -227,11 +223,14 @@ class Plan:
                 check_memory(name, view)
         finish_out: Callable[[], Any] = lambda: out  # noqa: E731
         finish_lse: Callable[[], Any] = lambda: lse  # noqa: E731
-        where = {"device": self.device, "stream": stream}
         if out_view is None:
-            out_view, finish_out = allocate(q, self.shape_q, self.spec.dtype, **where)
+            out_view, finish_out = allocate(
+                q, self.shape_q, self.spec.dtype, device=self.device, stream=stream
+            )
         if return_lse and lse_view is None:
-            lse_view, finish_lse = allocate(q, self.shape_lse, DType.F32, **where)
+            lse_view, finish_lse = allocate(
+                q, self.shape_lse, DType.F32, device=self.device, stream=stream
+            )
         if self.items:
             self._launch(Operands(q, k, v, out_view, lse_view))(stream)
         return (finish_out(), finish_lse()) if return_lse else finish_out()
@@ -247,9 +246,7 @@ class Plan:
         """Fix all operands, for launches that cost one driver call."""
         return BoundLaunch(self, q, k, v, out, lse)
 
-    def operands(
-        self, q: Array, k: Array, v: Array, out: Array, lse: Array | None
-    ) -> Operands:
+    def operands(self, q: Array, k: Array, v: Array, out: Array, lse: Array | None) -> Operands:
         """All operands as views, held to the plan."""
         views = tuple(as_view(x, name) for x, name in ((q, "q"), (k, "k"), (v, "v")))
         self._explain_mismatch(views)

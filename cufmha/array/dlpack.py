@@ -126,16 +126,19 @@ def dense(shape: tuple[int, ...]) -> tuple[int, ...]:
 _exported: dict[int, tuple[object, ...]] = {}
 
 
-@_DELETER
 def _release(address: int) -> None:
     _exported.pop(address, None)
 
 
-@_DESTRUCTOR
 def _drop_unused(capsule: int) -> None:
     """A consumer renames the capsule and calls the deleter itself; without one, we clean up."""
     if _raw_is_valid(capsule, b"dltensor"):
         _exported.pop(_raw_get_pointer(capsule, b"dltensor"), None)
+
+
+# They must outlive every export, so they live as long as the module.
+_release_callback = _DELETER(_release)
+_drop_callback = _DESTRUCTOR(_drop_unused)
 
 
 _NAME = ctypes.c_char_p(b"dltensor")
@@ -198,7 +201,7 @@ class Exporter:
         tensor.shape = ctypes.cast(shape, ctypes.POINTER(ctypes.c_int64))
         tensor.strides = ctypes.cast(strides, ctypes.POINTER(ctypes.c_int64))
         tensor.byte_offset = 0
-        managed.deleter = _release
+        managed.deleter = _release_callback
         address = ctypes.addressof(managed)
         _exported[address] = (managed, shape, strides, self._owner)
-        return _new(address, _NAME, _drop_unused)
+        return _new(address, _NAME, _drop_callback)

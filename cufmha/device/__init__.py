@@ -22,7 +22,6 @@ _CUDA = "cuda"
 _chosen: ContextVar[Any] = ContextVar("cufmha_device", default=None)
 
 
-
 @contextmanager
 def use_device(
     kind: Literal["cuda", "emulator"] | Device,
@@ -57,7 +56,7 @@ def use_device(
     elif kind == _CUDA:
         for name, value in (("arch", arch), ("processors", processors), ("seed", seed)):
             if value is not None:
-                raise ArgumentError(f'{name}: only an emulated chip has a choice, got {value!r}')
+                raise ArgumentError(f"{name}: only an emulated chip has a choice, got {value!r}")
         chosen = _CUDA
     else:
         raise ArgumentError(f'kind: must be "cuda" or "emulator", got {kind!r}')

@@ -171,9 +171,7 @@ class Card:
                 f"({self.name}) has {major}.{minor}"
             )
         self.arch = _CHIPS[major, minor]
-        self.context = check(
-            "cuDevicePrimaryCtxRetain", bindings.cuDevicePrimaryCtxRetain(handle)
-        )
+        self.context = check("cuDevicePrimaryCtxRetain", bindings.cuDevicePrimaryCtxRetain(handle))
         self.context_address = int(self.context)
         self._kernels: dict[KernelVariant, CardKernel] = {}
         self._codes: dict[TensorMapSpec, tuple[Any, ...]] = {}
@@ -218,9 +216,7 @@ class Card:
         tensor_map = bindings.CUtensorMap()
         place = int(tensor_map.getPtr())
         ctypes.memmove(place, bytes(block[offset : offset + _MAP_BYTES]), _MAP_BYTES)
-        check(
-            "cuTensorMapReplaceAddress", bindings.cuTensorMapReplaceAddress(tensor_map, address)
-        )
+        check("cuTensorMapReplaceAddress", bindings.cuTensorMapReplaceAddress(tensor_map, address))
         block[offset : offset + _MAP_BYTES] = ctypes.string_at(place, _MAP_BYTES)
 
     def allocate(self, size: int, stream: int) -> CardMemory:
@@ -332,9 +328,7 @@ class CardKernel:
         return CardLaunch(self, grid, params)
 
 
-def check_registers(
-    variant: KernelVariant, registers: int, local_bytes: int, origin: str
-) -> None:
+def check_registers(variant: KernelVariant, registers: int, local_bytes: int, origin: str) -> None:
     """Refuse a kernel whose roles ask for more registers than a block has: it would hang."""
     wanted = sum(count * threads for count, threads in variant.roles)
     if variant.roles and wanted > registers * variant.threads:

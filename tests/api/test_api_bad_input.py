@@ -240,7 +240,7 @@ def test_no_driver_or_no_bindings_is_one_sentence(monkeypatch):
 
     monkeypatch.setattr(cuda, "_driver", None)
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    with pytest.raises(DriverError, match="bindings are not installed.*CUFMHA_DEVICE=emulator"):
+    with pytest.raises(DriverError, match=r"bindings are not installed.*CUFMHA_DEVICE=emulator"):
         cuda.driver()
     spec = cufmha.AttentionSpec(num_heads_q=1, num_heads_kv=1, head_dim=64)
     with cufmha.use_device("cuda"):
@@ -254,9 +254,11 @@ def test_use_device_refuses_what_there_is_not():
             pass
     with pytest.raises(ArgumentError, match="arch"), cufmha.use_device("cuda", arch="sm_90a"):
         pass
-    with pytest.raises(ArgumentError, match="processors"):
-        with cufmha.use_device("emulator", processors=0):
-            pass
+    with (
+        pytest.raises(ArgumentError, match="processors"),
+        cufmha.use_device("emulator", processors=0),
+    ):
+        pass
 
 
 def test_a_plan_refuses_other_operands_than_it_was_made_for():

@@ -20,7 +20,9 @@ jnp = pytest.importorskip("jax.numpy", reason="jax is not installed")
 def operands(dtype=None, rows=70, keys=90):
     shapes = ((2, rows, 4, 64), (2, keys, 2, 64), (2, keys, 2, 64))
     keys_ = jax.random.split(jax.random.key(0), 3)
-    return [jax.random.normal(k, s, dtype or jnp.bfloat16) for k, s in zip(keys_, shapes)]
+    return [
+        jax.random.normal(k, s, dtype or jnp.bfloat16) for k, s in zip(keys_, shapes, strict=True)
+    ]
 
 
 @pytest.fixture
