@@ -10,12 +10,13 @@ import numpy as np
 
 from ..errors import ArgumentError, EmulationError, InvalidLaunch, UnsupportedInstruction
 from ..isa import nodes, parse
+from ..isa.check import require_target
 from . import ops as _ops  # noqa: F401  (registers every instruction)
 from . import types
 from .machine import Machine
 from .memory import SHARED_START, Range
 from .program import Program, Variable, variable_size
-from .targets import require, target
+from .targets import target
 
 RULES = ("isa", "hardware")
 Dim = Sequence[int]
@@ -58,7 +59,7 @@ class Module:
         self.target = target(arch)
         self.seed, self.rules, self.hazards = seed, rules, hazards
         self.nodes = parse(text, filename)
-        require(self.target, self.nodes.target[0])
+        require_target(self.nodes, arch)
         self._globals: dict[str, np.ndarray] = {}
         self._programs: dict[str, Program] = {}
 

@@ -86,6 +86,7 @@ class Product:
     instructions: str
     columns: int = 128
     commit: str = COMMIT
+    target: str = "sm_100f"
     changes: dict[str, str] = field(default_factory=dict)
 
     def text(self) -> str:
@@ -100,7 +101,9 @@ class Product:
                             ("xN", f"x{self.n}"), ("COLUMNS", str(self.columns))):  # fmt: skip
             body = body.replace(name, value)
         switch = "    setp.ne.u32 %on, %w, 0;\n"
-        return (HEAD + switch + body + "    ret;\n}\n").replace("IMAGE", str(len(self.image)))
+        return (HEAD + switch + body + "    ret;\n}\n").replace(
+            "IMAGE", str(len(self.image))
+        ).replace("sm_100f", self.target)
 
     def run(self, *, seed: int = 0, rules: str = "isa", arch: str = "sm_100a", **options: Any) -> np.ndarray:  # noqa: E501
         out = np.zeros((128, self.n), np.uint32)
