@@ -274,8 +274,7 @@ class Commit(AsyncOp):
     def __init__(self, warp: Warp, lane: int, barriers: list[Mbarrier]) -> None:
         issuer = warp.state(Issuer)
         super().__init__(warp, after=list(issuer.running(lane)))
-        # what the thread knew complete before it committed is handed on too
-        self.ids = [*issuer.history.get(lane, []), *warp.knowledge.done]
+        self.ids = list(issuer.history.get(lane, []))
         self.barriers = barriers
 
     def run(self) -> None:
