@@ -88,6 +88,8 @@ class WgmmaOp(AsyncOp):
             self._submit()
 
     def _submit(self) -> None:
+        # memory hears of it only now: an id from before could be taken for one long forgotten
+        self.id = next(self.warp.machine.ids)
         request, shape = self.request, self.request.shape
         shared = self.warp.cta.shared
         self.warp = WarpgroupView([part[0] for part in self.parts], self.line)  # type: ignore[assignment]
