@@ -41,7 +41,7 @@ class TensorMap:
     def __init__(self):
         self.raw = ctypes.create_string_buffer(128)
 
-    def getPtr(self):  # noqa: N802
+    def getPtr(self):
         return ctypes.addressof(self.raw)
 
 
@@ -67,75 +67,75 @@ class Bindings(types.ModuleType):
         ):  # fmt: skip
             setattr(self, name, Names())
 
-    def cuDriverGetVersion(self):  # noqa: N802
+    def cuDriverGetVersion(self):
         return (Status(0), self.facts["version"])
 
-    def cuInit(self, flags):  # noqa: N802
+    def cuInit(self, flags):
         return (self.facts["init"],)
 
-    def cuGetErrorName(self, status):  # noqa: N802
+    def cuGetErrorName(self, status):
         return (Status(0), status.name.encode())
 
-    def cuGetErrorString(self, status):  # noqa: N802
+    def cuGetErrorString(self, status):
         return (Status(0), b"words about it")
 
-    def cuDeviceGetCount(self):  # noqa: N802
+    def cuDeviceGetCount(self):
         return (Status(0), self.facts["cards"])
 
-    def cuDeviceGet(self, ordinal):  # noqa: N802
+    def cuDeviceGet(self, ordinal):
         return (Status(0), ordinal)
 
-    def cuDeviceGetName(self, size, handle):  # noqa: N802
+    def cuDeviceGetName(self, size, handle):
         return (Status(0), b"Card of cards\0\0")
 
-    def cuDeviceGetAttribute(self, name, handle):  # noqa: N802
+    def cuDeviceGetAttribute(self, name, handle):
         word = next(w for w in ("MAJOR", "MINOR", "MULTIPROCESSOR") if w in name)
         key = {"MAJOR": "major", "MINOR": "minor", "MULTIPROCESSOR": "processors"}[word]
         return (Status(0), self.facts[key])
 
-    def cuDevicePrimaryCtxRetain(self, handle):  # noqa: N802
+    def cuDevicePrimaryCtxRetain(self, handle):
         return (Status(0), 1000 + handle)
 
-    def cuCtxGetDevice(self):  # noqa: N802
+    def cuCtxGetDevice(self):
         return (Status(0), 0)
 
-    def cuCtxGetCurrent(self):  # noqa: N802
+    def cuCtxGetCurrent(self):
         return (Status(0), self.current)
 
-    def cuCtxPushCurrent(self, context):  # noqa: N802
+    def cuCtxPushCurrent(self, context):
         self.calls.append(("push", context))
         return (Status(0),)
 
-    def cuCtxPopCurrent(self):  # noqa: N802
+    def cuCtxPopCurrent(self):
         self.calls.append(("pop",))
         return (Status(0), 0)
 
-    def cuModuleLoadDataEx(self, image, count, options, values):  # noqa: N802
+    def cuModuleLoadDataEx(self, image, count, options, values):
         self.calls.append(("load", image[:40]))
         values[0][: len(self.facts["log"])] = self.facts["log"]
         return (self.facts["load"], 5)
 
-    def cuModuleGetFunction(self, module, name):  # noqa: N802
+    def cuModuleGetFunction(self, module, name):
         return (Status(0), 6)
 
-    def cuFuncGetAttribute(self, name, function):  # noqa: N802
+    def cuFuncGetAttribute(self, name, function):
         return (Status(0), self.facts["registers" if "REGS" in name else "local"])
 
-    def cuFuncSetAttribute(self, function, name, value):  # noqa: N802
+    def cuFuncSetAttribute(self, function, name, value):
         self.calls.append(("smem", value))
         return (Status(0),)
 
-    def cuTensorMapEncodeTiled(self, *arguments):  # noqa: N802
+    def cuTensorMapEncodeTiled(self, *arguments):
         self.calls.append(("encode", arguments))
         made = TensorMap()
         made.raw.raw = arguments[2].to_bytes(8, "little") + b"\xff" * 120
         return (Status(0), made)
 
-    def cuTensorMapReplaceAddress(self, made, address):  # noqa: N802
+    def cuTensorMapReplaceAddress(self, made, address):
         made.raw.raw = address.to_bytes(8, "little") + made.raw.raw[8:]
         return (Status(0),)
 
-    def cuLaunchKernel(self, *arguments):  # noqa: N802
+    def cuLaunchKernel(self, *arguments):
         self.calls.append(("launch", arguments))
         return (self.facts["launch"],)
 
