@@ -98,8 +98,8 @@ def assert_lse_close(lse: Any, exact: np.ndarray) -> None:
     empty = np.isneginf(exact)
     if not np.array_equal(np.isneginf(got), empty):
         raise AssertionError("lse: −inf exactly at the rows that see no key")
-    error = np.where(empty, 0, np.abs(got - np.where(empty, got, exact)))
-    bound = LSE_TOLERANCE * np.maximum(1, np.where(empty, 0, np.abs(exact)))
+    error = np.abs(np.where(empty, 0, got) - np.where(empty, 0, exact))
+    bound = LSE_TOLERANCE * np.maximum(1, np.abs(np.where(empty, 0, exact)))
     _require(error <= bound, error, bound, "lse")
 
 
