@@ -139,7 +139,7 @@ def _render(arguments: argparse.Namespace) -> None:
             f"no kernel {arguments.kernel} for {arguments.arch} with head_dim "
             f"{arguments.head_dim} and {arguments.dtype}"
         )
-    text = render.render(min(found, key=lambda v: v.head_dim)).text
+    text = render.render(min(found, key=lambda v: v.head_dim)).annotated
     if arguments.out:
         arguments.out.write_text(text)
     else:

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import AssemblyError
+from ..errors import AssemblyError, PtxSyntaxError
+from ..isa import nodes, parse, print_module
 
 if TYPE_CHECKING:
     import jinja2
@@ -24,19 +26,44 @@ _STATEMENT = "//%"
 _LINE_NUMBER = re.compile(r"\bline (\d+)")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Rendered:
-    """A kernel's PTX. `origins[i]` is the (template file, line) of line i + 1."""
+    """A kernel's PTX.
+
+    Attributes
+    ----------
+    text : str
+        What is assembled, loaded and emulated: the printer's form, without comments.
+    annotated : str
+        As the template has it, comments and all.
+    filename : str
+        The template.
+    origins : tuple of (file, line)
+        Where each line of `annotated` came from.
+    """
 
     text: str
+    annotated: str
     filename: str
     origins: tuple[tuple[str, int], ...]
 
     def origin(self, line: int) -> tuple[str, int]:
         """Template file and line, both as an editor shows them, of a line of `text`."""
-        if not 1 <= line <= len(self.origins):
+        if not 1 <= line <= self.text.count("\n"):
             return self.filename, line
-        return self.origins[line - 1]
+        return self.origins[self._annotated_line(line) - 1]
+
+    def _annotated_line(self, line: int) -> int:
+        at = bisect_right(self._pairs, line, key=lambda pair: pair[0])
+        return self._pairs[at - 1][1] if at else 1
+
+    @cached_property
+    def _pairs(self) -> list[tuple[int, int]]:
+        """(line of `text`, line of `annotated`) of everything that has a place in both."""
+        printed, written = (
+            _head(text) + _places(parse(text)) for text in (self.text, self.annotated)
+        )
+        return sorted(zip(printed, written, strict=True))
 
     def explain(self, log: str) -> str:
         """An assembler's log; behind each line that names one, the template's own."""
@@ -44,7 +71,7 @@ class Rendered:
         for message in log.rstrip().splitlines():
             explained.append(message)
             found = _LINE_NUMBER.search(message)
-            if found and 1 <= int(found[1]) <= len(self.origins):
+            if found and 1 <= int(found[1]) <= self.text.count("\n"):
                 file, line = self.origin(int(found[1]))
                 source = _lines(file)
                 text = source[line - 1].strip() if line <= len(source) else ""
@@ -107,7 +134,38 @@ def render_file(file: str, **values: Any) -> Rendered:
         previous_blank = not plain
     text = "\n".join(lines).strip("\n") + "\n"
     skipped = len(lines) - len("\n".join(lines).lstrip("\n").split("\n"))
-    return Rendered(text, file, tuple(origins[skipped : skipped + text.count("\n")]))
+    kept = tuple(origins[skipped : skipped + text.count("\n")])
+    try:
+        printed = print_module(parse(text, file))
+    except PtxSyntaxError as error:
+        place, number = kept[min(error.lineno or 1, len(kept)) - 1]
+        raise AssemblyError(f"{place}:{number}: {error.msg}: {error.text}") from error
+    return Rendered(printed, text, file, kept)
+
+
+def _head(text: str) -> list[int]:
+    """Lines of the three directives that every text begins with, comments aside."""
+    lines = text.splitlines()
+    return [
+        next(n for n, line in enumerate(lines, 1) if line.split()[:1] == [word])
+        for word in (".version", ".target", ".address_size")
+    ]
+
+
+def _places(module: nodes.Module) -> list[int]:
+    """Lines of all that has one, in the order of the text."""
+    lines: list[int] = []
+    pending: list[Any] = list(reversed(module.items))
+    while pending:
+        item = pending.pop()
+        lines.append(item.span.line)
+        if isinstance(item, nodes.Block):
+            pending.extend(reversed(item.items))
+        elif isinstance(item, nodes.Function):
+            if item.body is not None:
+                pending.append(item.body)
+            pending.extend(reversed(item.parameters))
+    return lines
 
 
 def _place(error: Exception, file: str) -> str:

@@ -30,7 +30,7 @@ def rendered_kernels() -> list[str]:
     from cufmha.kernels import catalog, render
 
     texts = []
-    for variant in catalog.VARIANTS:
+    for variant in catalog.variants():
         rendered = render.render(variant)
         texts.append(rendered if isinstance(rendered, str) else rendered.text)
     return texts
@@ -50,7 +50,7 @@ def test_every_shipped_kernel_round_trips():
         pytest.skip("no kernel catalog to render")
     for text in texts:
         module = parse(text)
-        assert parse(print_module(module)) == module
+        assert print_module(module) == text
 
 
 def test_an_instruction_keeps_opcode_modifiers_guard_and_place():

@@ -60,7 +60,7 @@ def test_lint_finds_nothing(variant: catalog.KernelVariant) -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_shared_memory_map_ends_where_the_catalog_says(variant: catalog.KernelVariant) -> None:
-    text = render.render(variant).text
+    text = render.render(variant).annotated
     stated = re.search(r"(\d+) B in all", text)
     assert stated is not None
     assert int(stated[1]) == variant.smem_bytes
