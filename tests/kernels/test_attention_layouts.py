@@ -121,3 +121,20 @@ def test_many_batches_and_heads(device):
     testing.assert_attention_close(
         device.get(out)[pick], device.get(lse)[pick], q[pick], k[pick], v[pick]
     )
+
+
+@pytest.mark.card
+@pytest.mark.archs()
+def test_elements_beyond_the_reach_of_32_bits(device):
+    """The last batch of every operand, and the result, start 2^31 elements behind the first."""
+    torch = device.torch
+    q, k, v = small(batch=5, seqlen_q=300)
+    span = 2**29
+    buffers = [torch.full((5, span), 7, dtype=torch.bfloat16, device="cuda") for _ in range(4)]
+    count = H * 300 * D
+    views = [b[:, :count].view(5, H, 300, D) for b in buffers]
+    for view, x in zip(views, (q, k, v), strict=False):
+        view.copy_(device.put(x))
+    cufmha.attention(*views[:3], layout="bhsd", out=views[3])
+    testing.assert_attention_close(device.get(views[3].contiguous()), None, q, k, v)
+    assert bool((buffers[3][:, count:] == 7).all())
