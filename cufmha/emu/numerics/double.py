@@ -9,12 +9,20 @@ from fractions import Fraction
 import numpy as np
 
 F64 = np.dtype("float64")
-NAN = np.array(0x7FF8000000000000, np.uint64).view(F64)
+NAN = np.array(0xFFF8000000000000, np.uint64).view(F64)
+_QUIET = np.uint64(0x0008000000000000)
 
 
-def canonical(x: np.ndarray) -> np.ndarray:
+def canonical(x: np.ndarray, *operands: np.ndarray) -> np.ndarray:
+    """NaN results: the first NaN operand, made quiet; where there is none, a fixed negative one."""
     nan = np.isnan(x)
-    return np.where(nan, NAN, x) if nan.any() else x
+    if not nan.any():
+        return x
+    out = np.where(nan, NAN, x)
+    for operand in reversed(operands):
+        quiet = (operand.view(np.uint64) | _QUIET).view(F64)
+        out = np.where(np.isnan(operand), quiet, out)
+    return out
 
 
 def directed(
@@ -77,7 +85,7 @@ def _fractions(*operands: np.ndarray) -> Callable[[int], list[Fraction] | None]:
 def binary(form: str, mode: str) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     plain = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide}[form]
     if mode == "rn":
-        return lambda a, b: canonical(plain(a, b))
+        return lambda a, b: canonical(plain(a, b), a, b)
     exact = {
         "add": lambda a, b: a + b,
         "sub": lambda a, b: a - b,
@@ -95,7 +103,7 @@ def binary(form: str, mode: str) -> Callable[[np.ndarray, np.ndarray], np.ndarra
         result = directed(plain(a, b), value, mode)
         if mode == "rm" and form in ("add", "sub"):
             result = _negative_zero_sums(result, a, b if form == "add" else -b)
-        return canonical(result)
+        return canonical(result, a, b)
 
     return run
 
@@ -126,7 +134,7 @@ def fma(mode: str) -> Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
                 result[lane] = product
             else:
                 result[lane] = -0.0 if mode == "rm" else 0.0
-        return canonical(result)
+        return canonical(result, a, b, c)
 
     return run
 
@@ -140,7 +148,7 @@ def square_root(mode: str) -> Callable[[np.ndarray], np.ndarray]:
     def run(a: np.ndarray) -> np.ndarray:
         result = np.sqrt(a)
         if mode == "rn":
-            return canonical(result)
+            return canonical(result, a)
         out = result.copy()
         for lane, value in enumerate(result):
             if not np.isfinite(value) or value == 0:
@@ -150,6 +158,6 @@ def square_root(mode: str) -> Callable[[np.ndarray], np.ndarray]:
                 out[lane] = np.nextafter(value, 0.0)
             elif square < wanted and mode == "rp":
                 out[lane] = np.nextafter(value, np.inf)
-        return canonical(out)
+        return canonical(out, a)
 
     return run

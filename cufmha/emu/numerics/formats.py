@@ -128,6 +128,7 @@ def _encode8(x: np.ndarray, form: Format) -> np.ndarray:
     mantissa = form.precision - 1
     size = np.abs(x)
     _, exponent = np.frexp(size)
+    exponent = np.where(size == 0, form.minimum, exponent)
     biased = np.maximum(exponent - form.minimum, 0)
     fraction = np.where(
         biased > 0,

@@ -7,6 +7,7 @@ NaN results are 0x7fffffff, as the hardware gives them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -76,10 +77,16 @@ def _extreme(a: np.ndarray, b: np.ndarray, pick: np.ufunc, zeros: np.ufunc) -> n
     return canonical(r)
 
 
-def rounded(form: str, mode: str) -> Callable[..., np.ndarray]:
-    """add, sub, mul, fma, div, rcp or sqrt with a directed rounding mode, as float32."""
+def rounded(form: str, mode: str, *, unbounded: bool = False) -> Callable[..., np.ndarray]:
+    """add, sub, mul, fma, div, rcp or sqrt with a rounding mode, as float32.
+
+    `unbounded`: rounded to 24 bits as if exponents had no lower end, then flushed.
+    """
+    free = replace(SINGLE, minimum=-900)
 
     def finish(x: np.ndarray) -> np.ndarray:
+        if unbounded:
+            x = formats.flush(formats.quantize(x, free, mode), SINGLE)
         return formats.to_format(x, SINGLE, mode).view(F32)
 
     def wide(x: np.ndarray) -> np.ndarray:

@@ -82,12 +82,16 @@ def _between_integers(f: _Form, ctx: Context) -> LaneFn:
 
 
 def _float_to_integer(f: _Form, ctx: Context) -> LaneFn:
-    """Out of range goes to the nearest limit; NaN to 0 (narrow results: through 32 bits)."""
+    """Out of range goes to the nearest limit; NaN to 0, or where 64 bits are involved to the top
+    bit alone."""
     if f.integer_mode is None:
         ctx.fail(IllegalInstruction, "needs a rounding such as .rzi")
     rounding = INTEGER_ROUNDINGS[f.integer_mode]
     form, to = formats.FORMATS[f.of], types.dtype(f.to)
     low, high = _limits(f.to)
+    odd = types.width(f.to) == 64 or f.of == "f64"
+    bits = types.width(f.to)
+    missing = np.array(1 << (bits - 1) if odd else 0, f"u{bits // 8}").view(to)
     top = float(high) if types.width(f.to) < 64 else float(np.nextafter(float(high), 0))
 
     def fn(x: np.ndarray) -> np.ndarray:
@@ -98,7 +102,7 @@ def _float_to_integer(f: _Form, ctx: Context) -> LaneFn:
         limited = np.clip(whole, float(low), top)
         result = np.where(np.isnan(limited), 0, limited).astype(to)
         result = np.where(whole > top, to.type(high), result)
-        return np.where(np.isnan(wide), to.type(0), result)
+        return np.where(np.isnan(wide), missing, result)
 
     return LaneFn(fn, (f.to,), (_register(f.of),))
 
@@ -164,6 +168,7 @@ def _float_to_float(f: _Form, ctx: Context) -> LaneFn:
         if target.precision < source.precision and f.mode is None:
             ctx.fail(IllegalInstruction, "narrowing needs a rounding such as .rn")
     mode = f.mode or "rn"
+    keeps = "f64" in (f.of, f.to) or (f.of, f.to) == ("bf16", "f32")
 
     def fn(x: np.ndarray) -> np.ndarray:
         wide = formats.decode(x, source)
@@ -171,9 +176,26 @@ def _float_to_float(f: _Form, ctx: Context) -> LaneFn:
             wide = formats.flush(wide, source)
         if whole is not None:
             wide = np.copysign(whole(wide), wide)
-        return _finish(wide, f, target, mode).view(out)
+        result = _finish(wide, f, target, mode)
+        if keeps and np.isnan(wide).any():
+            result = np.where(np.isnan(wide), _same_nan(x, source, target), result)
+        return result.view(out)
 
     return LaneFn(fn, (register,), (_register(f.of),))
+
+
+def _same_nan(x: np.ndarray, source: formats.Format, target: formats.Format) -> np.ndarray:
+    """NaN keeps its sign and the upper bits of its payload; it becomes quiet if 64 bits are involved."""
+    bits = np.ascontiguousarray(x).view(f"u{source.bits // 8}").astype(np.uint64)
+    sign = bits >> np.uint64(source.bits - 1)
+    fraction = bits & np.uint64((1 << (source.precision - 1)) - 1)
+    shift = target.precision - source.precision
+    fraction = fraction << np.uint64(shift) if shift > 0 else fraction >> np.uint64(-shift)
+    top = ((1 << (target.bits - target.precision)) - 1) << (target.precision - 1)
+    if source.bits == 64 or target.bits == 64:
+        top |= 1 << (target.precision - 2)
+    whole = sign << np.uint64(target.bits - 1) | np.uint64(top) | fraction
+    return whole.astype(f"u{target.bits // 8}")
 
 
 # ---- pairs

@@ -105,6 +105,24 @@ def _needs_blackwell(ctx: Context, what: str) -> None:
         ctx.fail(UnsupportedTarget, f"{what} needs sm_100 or later, not {ctx.arch}")
 
 
+def _rounded(form: str, mode: str, plain: Fn, *, ftz: bool) -> Fn:
+    """The plain function where it will do. With .ftz a result that rounding lifts to the smallest
+    normal number still counts as subnormal if it was below at the number's own precision."""
+    fn = plain if mode == "rn" else single.rounded(form, mode)
+    if not ftz:
+        return fn
+    careful = single.rounded(form, mode, unbounded=True)
+    smallest = F32.type(formats.SINGLE.smallest_normal)
+
+    def run(*operands: np.ndarray) -> np.ndarray:
+        result = fn(*operands)
+        if (np.abs(result) == smallest).any():
+            return careful(*operands)
+        return result
+
+    return run
+
+
 def arithmetic(inst: nodes.Instruction, ctx: Context) -> LaneFn:
     """add, sub, mul of any float type, and add/sub.f32 with a 16-bit addend."""
     m = Modifiers(inst, ctx, "ftz", "sat")
@@ -117,7 +135,7 @@ def arithmetic(inst: nodes.Instruction, ctx: Context) -> LaneFn:
             ctx.fail(IllegalInstruction, ".f64 takes no .ftz and no .sat")
         return LaneFn(double.binary(inst.opcode, m.mode), ("f64",), ("f64", "f64"))
     if kind in ("f32", "f32x2"):
-        fn = plain if m.mode == "rn" else single.rounded(inst.opcode, m.mode)
+        fn = _rounded(inst.opcode, m.mode, plain, ftz=m.ftz)
         fn = flushed(fn, ftz=m.ftz, sat=m.sat)
         if kind == "f32x2":
             _needs_blackwell(ctx, ".f32x2")
@@ -152,7 +170,7 @@ def fused(inst: nodes.Instruction, ctx: Context) -> LaneFn:
     if kind == "f64":
         return LaneFn(double.fma(m.mode), ("f64",), ("f64",) * 3)
     if kind in ("f32", "f32x2"):
-        fn: Fn = single.fma if m.mode == "rn" else single.rounded("fma", m.mode)
+        fn: Fn = _rounded("fma", m.mode, single.fma, ftz=m.ftz)
         fn = flushed(fn, ftz=m.ftz, sat=m.sat)
         if kind == "f32x2":
             _needs_blackwell(ctx, ".f32x2")
@@ -201,11 +219,22 @@ def division(inst: nodes.Instruction, ctx: Context) -> LaneFn:
         return LaneFn(double.binary("div", m.mode), ("f64",), ("f64", "f64"))
     if m.kind != "f32":
         ctx.fail(IllegalInstruction, f"type .{m.kind}")
-    if "approx" in m.words or "full" in m.words or m.mode == "rn":
-        fn: Fn = lambda a, b: single.canonical(a / b)  # noqa: E731
+    def plain(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return single.canonical(a / b)
+
+    if "approx" in m.words:
+        fn: Fn = _approximate_quotient
+    elif "full" in m.words:
+        fn = plain
     else:
-        fn = single.rounded("div", m.mode)
+        fn = _rounded("div", m.mode, plain, ftz=m.ftz)
     return LaneFn(flushed(fn, ftz=m.ftz, sat=False), ("f32",), ("f32", "f32"))
+
+
+def _approximate_quotient(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a times the reciprocal of b, which is 0 where b is above 2^126."""
+    quotient = np.where(np.abs(b) > F32.type(2.0**126), a * np.copysign(F32.type(0), b), a / b)
+    return single.canonical(quotient)
 
 
 def sign(inst: nodes.Instruction, ctx: Context) -> LaneFn:
@@ -213,7 +242,7 @@ def sign(inst: nodes.Instruction, ctx: Context) -> LaneFn:
     m = Modifiers(inst, ctx, "ftz")
     kind, clear = m.kind, inst.opcode == "abs"
     if kind == "f64":
-        return LaneFn(np.abs if clear else np.negative, ("f64",), ("f64",))
+        return LaneFn(_sign64(clear), ("f64",), ("f64",))
     if kind == "f32":
         return LaneFn(flushed(_sign32(clear), ftz=m.ftz, sat=False), ("f32",), ("f32",))
     form, registers = _small(kind), _registers(kind)
@@ -228,6 +257,12 @@ def sign(inst: nodes.Instruction, ctx: Context) -> LaneFn:
         return changed.view(x.dtype)
 
     return LaneFn(run, (registers,), (registers,))
+
+
+def _sign64(clear: bool) -> Fn:
+    """A NaN keeps its sign."""
+    change = np.abs if clear else np.negative
+    return lambda x: np.where(np.isnan(x), x, change(x))
 
 
 def _sign32(clear: bool) -> Fn:
@@ -313,7 +348,7 @@ def test_property(inst: nodes.Instruction, ctx: Context) -> LaneFn:
         "infinite": np.isinf,
         "number": lambda x: ~np.isnan(x),
         "notanumber": np.isnan,
-        "normal": lambda x: np.isfinite(x) & (np.abs(x) >= smallest),
-        "subnormal": lambda x: np.abs(x) < smallest,
+        "normal": lambda x: np.isfinite(x) & ((np.abs(x) >= smallest) | (x == 0)),
+        "subnormal": lambda x: (np.abs(x) < smallest) & (x != 0),
     }
     return LaneFn(tests[check], ("pred",), (kind,))

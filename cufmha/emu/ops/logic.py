@@ -154,15 +154,21 @@ def _low_mask(length: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return np.where(length >= bits, ~dtype.type(0), (dtype.type(1) << last) - dtype.type(1))
 
 
+def _field_limit(bits: int) -> np.uint32:
+    """Which bits of positions and lengths count: the text says eight, but 64-bit fields take all."""
+    return U32.type(255 if bits == 32 else 0xFFFFFFFF)
+
+
 @operation("bfe", kind="lane", isa="9.7.1.19")
 def extract(inst: nodes.Instruction, ctx: Context) -> LaneFn:
-    """A field of `c` bits from bit `b` on (both taken modulo 256), sign-extended for .s."""
+    """A field of `c` bits from bit `b` on, sign-extended for .s."""
     (kind,) = inst.modifiers
     bits = types.width(kind)
     unsigned, signed = types.dtype(f"u{bits}"), kind[0] == "s"
+    limit = _field_limit(bits)
 
     def fn(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-        position, length = (b & U32.type(255)).astype(np.int64), (c & U32.type(255)).astype(np.int64)
+        position, length = (b & limit).astype(np.int64), (c & limit).astype(np.int64)
         inside = np.minimum(position, bits - 1).astype(unsigned)
         moved = np.where(position >= bits, unsigned.type(0), a >> inside)
         field = moved & _low_mask(length, unsigned)
@@ -183,9 +189,10 @@ def insert(inst: nodes.Instruction, ctx: Context) -> LaneFn:
     """The low `d` bits of a over b from bit `c` on."""
     (kind,) = inst.modifiers
     bits, dtype = types.width(kind), types.dtype(kind)
+    limit = _field_limit(bits)
 
     def fn(a: np.ndarray, b: np.ndarray, c: np.ndarray, d: np.ndarray) -> np.ndarray:
-        position, length = (c & U32.type(255)).astype(np.int64), (d & U32.type(255)).astype(np.int64)
+        position, length = (c & limit).astype(np.int64), (d & limit).astype(np.int64)
         inside = np.minimum(position, bits - 1).astype(dtype)
         mask = _low_mask(length, dtype) << inside
         result = (b & ~mask) | (a << inside & mask)
