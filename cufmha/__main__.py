@@ -61,11 +61,12 @@ def _variant_options(parser: argparse.ArgumentParser) -> None:
 
 def _table(rows: dict[str, str]) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(show_header=False)
     for name, value in rows.items():
-        table.add_row(name, value)
+        table.add_row(name, escape(value))
     Console().print(table)
 
 
