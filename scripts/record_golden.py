@@ -114,7 +114,7 @@ class CardRunner:
         version = self.call(self.driver.cuDriverGetVersion())
         return {
             "command": " ".join(["python", *sys.argv]),
-            "card": name.decode().rstrip("\0"),
+            "card": name.split(b"\0")[0].decode(),
             "cuda": f"{version // 1000}.{version % 1000 // 10}",
             "date": str(datetime.date.today()),
         }
