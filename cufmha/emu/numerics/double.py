@@ -21,7 +21,7 @@ def canonical(x: np.ndarray, *operands: np.ndarray) -> np.ndarray:
     out = np.where(nan, NAN, x)
     for operand in reversed(operands):
         quiet = (operand.view(np.uint64) | _QUIET).view(F64)
-        out = np.where(np.isnan(operand), quiet, out)
+        out = np.where(nan & np.isnan(operand), quiet, out)
     return out
 
 

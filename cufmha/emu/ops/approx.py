@@ -20,14 +20,23 @@ from ..numerics.formats import F32, F64
 from ..registry import LaneFn, operation
 from .floats import Modifiers, flushed, through_double
 
+_FLUSHED_NAN = np.array(0x7FFFFFFF00000000, np.uint64).view(F64)
+_TURNS = 2.0**24 * 2 * np.pi
+
+
+def _reduced(x: np.ndarray) -> np.ndarray:
+    """Beyond 2^24 turns no fraction of a turn is left in float32."""
+    return np.where(np.isfinite(x) & (np.abs(x) >= _TURNS), np.copysign(0.0, x), x)
+
+
 _FUNCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "ex2": np.exp2,
     "lg2": np.log2,
     "rcp": np.reciprocal,
     "rsqrt": lambda x: 1 / np.sqrt(x),
     "sqrt": np.sqrt,
-    "sin": np.sin,
-    "cos": np.cos,
+    "sin": lambda x: np.sin(_reduced(x)),
+    "cos": lambda x: np.cos(_reduced(x)),
     "tanh": np.tanh,
 }
 _REGISTERS = {"f16": "b16", "bf16": "b16", "f16x2": "b32", "bf16x2": "b32"}
@@ -70,10 +79,13 @@ def _double(name: str, m: Modifiers, ctx: Context) -> Any:
 
         def run(x: np.ndarray) -> np.ndarray:
             """The ftz form drops the low half of input and result."""
+            if not m.ftz:
+                return double.canonical(fn(x), x)
             low = np.uint64(0xFFFFFFFF00000000)
             wide = (x.view(np.uint64) & low).view(F64)
-            result = fn(formats.flush(wide, formats.DOUBLE))
-            return double.canonical((result.view(np.uint64) & low).view(F64))
+            result = formats.flush(fn(formats.flush(wide, formats.DOUBLE)), formats.DOUBLE)
+            result = (result.view(np.uint64) & low).view(F64)
+            return np.where(np.isnan(result), _FLUSHED_NAN, result)
 
         return run
     if name == "rcp":

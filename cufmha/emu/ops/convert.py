@@ -177,6 +177,9 @@ def _float_to_float(f: _Form, ctx: Context) -> LaneFn:
         if whole is not None:
             wide = np.copysign(whole(wide), wide)
         result = _finish(wide, f, target, mode)
+        if f.to == "tf32" and np.isnan(wide).any():
+            missing = x.view(U32) & U32.type(0xFFFFE000) if mode == "rna" else U32.type(0x7FFFE000)
+            result = np.where(np.isnan(wide), missing, result)
         if keeps and np.isnan(wide).any():
             result = np.where(np.isnan(wide), _same_nan(x, source, target), result)
         return result.view(out)

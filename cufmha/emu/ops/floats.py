@@ -327,7 +327,7 @@ def _double_extreme(pick: np.ufunc, name: str) -> Fn:
         if both_zero.any():
             merge = np.bitwise_or if name == "min" else np.bitwise_and
             result = np.where(both_zero, merge(a.view(U64), b.view(U64)).view(F64), result)
-        return double.canonical(result)
+        return double.canonical(result, a, b)
 
     return run
 
