@@ -7,6 +7,7 @@ let each piece through at random. The order that the ISA promises is kept throug
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class AsyncQueue:
         self.machine = machine
         self.policy = "early" if seed == 0 else "late" if seed % 2 else "shuffled"
         self.waiting: list[AsyncOp] = []
+        self.observer: Callable[[AsyncOp, bool], None] | None = None  # (work, whether complete)
         self._live: set[int] = set()
         self._horizon, self._pass = 0, -1
 
@@ -56,6 +58,8 @@ class AsyncQueue:
         return bool(self.waiting)
 
     def submit(self, op: AsyncOp) -> None:
+        if self.observer:
+            self.observer(op, False)
         if self.policy == "early" and op.ready():
             self._carry_out(op)
         else:
@@ -121,3 +125,5 @@ class AsyncQueue:
                 warp=op.warp.index,
             ) from None  # fmt: skip
         op.complete = True
+        if self.observer:
+            self.observer(op, True)
