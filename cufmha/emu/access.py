@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import Misaligned, OutOfBounds, Uninitialized, WrongSpace
+from ..errors import Misaligned, OutOfBounds, ReadOnly, Uninitialized, WrongSpace
 from .lanes import Owner, Warp
 from .memory import GRANULE, LOCAL, PARAM, SHARED, LocalMemory, Range, SharedMemory
 from .ordering import Cells
@@ -182,9 +182,27 @@ def _generic(
         elif window == LOCAL >> 56:
             low = where - np.uint64(LOCAL)
             found.append((lanes, _local_offsets(w, low, nbytes), w.state(_Local).memory))
+        elif window == PARAM >> 56:
+            found.append((lanes, *_parameters(w, where - np.uint64(PARAM), nbytes, write=write)))
         else:
             raise WrongSpace("no address of any window", address=int(where[0]))
     return found
+
+
+def _parameters(
+    w: Warp, offsets: np.ndarray, nbytes: int, *, write: bool
+) -> tuple[np.ndarray, Range]:
+    """Kernel parameters by generic address (cvta.param): read only."""
+    memory = w.machine.parameters
+    if write:
+        raise ReadOnly("kernel parameters cannot be written", address=PARAM + int(offsets[0]))
+    if int(offsets.max()) + nbytes > memory.hi - memory.lo:
+        raise OutOfBounds(
+            f"{nbytes} bytes at offset {int(offsets.max())} of {memory.hi - memory.lo} bytes of "
+            "parameters",
+            address=PARAM + int(offsets.max()),
+        )
+    return offsets + np.uint64(memory.lo), memory
 
 
 def elements_of(

@@ -24,6 +24,14 @@ _STALE = 2000
 """Passes in which every warp only polls, and nothing asynchronous is left, that make a deadlock."""
 
 
+def _aligned(params: bytes) -> Range:
+    """The parameter block at a multiple of 128, as memory that generic loads may read."""
+    raw = np.zeros(len(params) + 128, np.uint8)
+    start = -raw.ctypes.data % 128
+    raw[start : start + len(params)] = np.frombuffer(params, np.uint8)
+    return Range.of(raw[start : start + len(params)], writable=False, name="parameters")
+
+
 class Machine(Owner):
     """Runs one grid. Attributes that instructions use: arch, rules, hazards, rng, queue, …"""
 
@@ -51,7 +59,8 @@ class Machine(Owner):
         self.dynamic_smem_bytes = dynamic_smem_bytes
         align = max(program.shared_align, 16)
         self.dynamic_start = -(-program.shared_static // align) * align
-        self.params = np.frombuffer(params, np.uint8)
+        self.parameters = _aligned(params)
+        self.params = self.parameters.data
         self.seed = seed
         self.rng = random.Random(seed)
         self.queue = AsyncQueue(self, seed)

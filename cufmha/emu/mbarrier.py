@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """mbarrier objects (PTX ISA 9.7.13.15): counts, phases, transactions, and what they pass on.
 
-The object keeps its state beside shared memory; the 8 bytes themselves are marked as taken, so
-ordinary reads and writes of a live barrier are caught.
+The object keeps its state beside shared memory; its 8 bytes are taken, so that whatever else touches
+them while it lives is caught.
 
 Each phase collects the knowledge of those who arrive. When it completes, that becomes what a
 successful wait takes over. A warp that waits on a barrier is expected to see every phase: a wait
@@ -166,6 +166,7 @@ class Mbarriers:
         shadow = self.cta.shared.shadow
         if shadow:
             shadow.initialized[offset // 4 : offset // 4 + 2] = False
+            shadow.remove_object(offset)
 
     def get(self, offset: int) -> Mbarrier:
         found = self.at.get(offset)
@@ -182,6 +183,7 @@ class Mbarriers:
         if shadow:
             g = np.arange(offset // 4, offset // 4 + 2)
             shadow.write(warp, g, offset, offset + 8)
+            shadow.add_object(offset, warp.line)
 
     def at_exit(self) -> None:
         for barrier in self.at.values():

@@ -23,6 +23,7 @@ import numpy as np
 from ..errors import (
     AsyncReuse,
     DataRace,
+    IllegalInstruction,
     MissingProxyFence,
     OutOfBounds,
     ReadOnly,
@@ -73,6 +74,8 @@ class Shadow:
         self.last_reads: dict[tuple[int, int, int], Region] = {}
         self.scattered: np.ndarray | None = None  # id of the async write to each granule
         self.kinds: dict[int, Any] = {}
+        self.objects: dict[int, int] = {}  # granule of a live mbarrier -> line of its init
+        self.objects_lo, self.objects_hi = 1 << 62, -1
 
     def live_ids(self) -> set[int]:
         """Ids of the asynchronous work that is on record here."""
@@ -83,9 +86,32 @@ class Shadow:
             self.scattered[~np.isin(self.scattered, list(self.kinds))] = 0
         return found | set(self.kinds)
 
+    # ---- mbarriers, which only their own instructions may touch
+
+    def add_object(self, lo: int, line: int) -> None:
+        for granule in (lo // GRANULE, lo // GRANULE + 1):
+            self.objects[granule] = line
+        self.objects_lo, self.objects_hi = min(self.objects_lo, lo), max(self.objects_hi, lo + 8)
+
+    def remove_object(self, lo: int) -> None:
+        for granule in (lo // GRANULE, lo // GRANULE + 1):
+            self.objects.pop(granule, None)
+
+    def _against_objects(self, g: np.ndarray | slice) -> None:
+        touched = range(g.start, g.stop) if isinstance(g, slice) else g.tolist()
+        for granule in touched:
+            if granule in self.objects:
+                raise IllegalInstruction(
+                    f"{self.name}: byte {granule * GRANULE} belongs to the mbarrier initialized in "
+                    f"line {self.objects[granule]}, which only mbarrier instructions may touch",
+                    address=granule * GRANULE,
+                )
+
     # ---- generic accesses; g: granules touched, one or more per lane
 
     def read(self, warp: Warp, g: np.ndarray, lo: int, hi: int) -> None:
+        if lo < self.objects_hi and hi > self.objects_lo:
+            self._against_objects(g)
         if not self.initialized[g].all():
             bad = int(g[~self.initialized[g]].min()) * GRANULE
             raise Uninitialized(
@@ -104,6 +130,8 @@ class Shadow:
             self._against_scattered(warp, g)
 
     def write(self, warp: Warp, g: np.ndarray, lo: int, hi: int) -> None:
+        if lo < self.objects_hi and hi > self.objects_lo:
+            self._against_objects(g)
         self._ordered_after_writes(warp, g)
         self._ordered_after_reads(warp, g)
         self.writer[g] = warp.uid
@@ -213,6 +241,8 @@ class Shadow:
         an async write) must have been followed by a proxy fence that the issuer knows of.
         """
         warp, g = op.warp, slice(lo // GRANULE, -(-hi // GRANULE))
+        if lo < self.objects_hi and hi > self.objects_lo:
+            self._against_objects(g)
         if not write and not self.initialized[g].all():
             bad = (g.start + int(np.argmin(self.initialized[g]))) * GRANULE
             raise Uninitialized(f"{self.name}: {op.kind} reads byte {bad}, never written")

@@ -15,6 +15,7 @@ from ..copies import BulkGroups, ThreadCopies
 from ..lanes import Cta, Warp
 from ..maps import read_map
 from ..mbarrier import Mbarrier
+from ..memory import SHARED
 from ..registry import Wait, operation
 from ..transfers import (
     BulkLoad,
@@ -35,7 +36,7 @@ def _lanes(mask: np.ndarray) -> list[int]:
 
 def _offset(w: Warp, address: int, *, peer: bool = False) -> int:
     """Offset in the own block's shared memory, or with `peer` in any block's of the cluster."""
-    if address >> 56 not in (0, 1):
+    if address >> 32 and address >> 56 != SHARED >> 56:
         raise WrongSpace("an address of shared memory is required", address=address)
     if not peer and address >> 24 & 0xFF != w.cta.rank:
         raise WrongSpace(
@@ -218,7 +219,9 @@ def bulk_copy(inst: nodes.Instruction, ctx: Context) -> Any:
     source = ctx.address(inst.operands[1], "shared" if from_shared else "global")
     size = ctx.source(inst.operands[2], "u32")
     barrier = ctx.address(inst.operands[3], "shared")
-    multicast = ctx.source(inst.operands[4], "u16") if "multicast::cluster" in inst.modifiers else None
+    multicast = (
+        ctx.source(inst.operands[4], "u16") if "multicast::cluster" in inst.modifiers else None
+    )
 
     def run(w: Warp, mask: np.ndarray) -> None:
         to, of, sizes, bars = destination(w), source(w), size(w), barrier(w)

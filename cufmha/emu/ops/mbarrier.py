@@ -8,11 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import IllegalInstruction, Misaligned, OutOfBounds, UnsupportedInstruction, WrongSpace
+from ...errors import (
+    IllegalInstruction,
+    Misaligned,
+    OutOfBounds,
+    UnsupportedInstruction,
+    WrongSpace,
+)
 from ...isa import nodes
 from ..context import Context
 from ..lanes import Warp
 from ..mbarrier import Mbarrier, Mbarriers
+from ..memory import SHARED
 from ..registry import Wait, operation
 from ..types import LANES
 
@@ -23,7 +30,7 @@ _SEMANTICS = frozenset(("release", "acquire", "relaxed", "cta", "cluster", "b64"
 def locate(w: Warp, address: int, *, remote: bool, check: bool = True) -> Mbarrier:
     """The barrier at a shared window address; only `remote` forms may name another block's."""
     rank, offset = address >> 24 & 0xFF, address & 0xFFFFFF
-    if address >> 56 not in (0, 1):
+    if address >> 32 and address >> 56 != SHARED >> 56:
         raise WrongSpace("an mbarrier lies in shared memory", address=address)
     if offset % 8:
         raise Misaligned("an mbarrier's address must be a multiple of 8", address=address)
@@ -48,8 +55,8 @@ def _initialization_seen(w: Warp, barrier: Mbarrier) -> None:
 
     if barrier.initializer != w.uid and w.knowledge.clock[barrier.initializer] < barrier.epoch:
         raise DataRace(
-            f"the mbarrier initialized in line {barrier.line} by warp {barrier.initializer} is used "
-            "with no barrier between",
+            f"the mbarrier initialized in line {barrier.line} by warp {barrier.initializer} is "
+            "used with no barrier between",
             address=barrier.offset,
         )
 
@@ -88,7 +95,7 @@ def init(inst: nodes.Instruction, ctx: Context) -> Any:
 def _own(w: Warp, address: int) -> None:
     if address % 8:
         raise Misaligned("an mbarrier's address must be a multiple of 8", address=address)
-    if address >> 56 > 1 or address >> 24 & 0xFF != w.cta.rank:
+    if (address >> 32 and address >> 56 != SHARED >> 56) or address >> 24 & 0xFF != w.cta.rank:
         raise WrongSpace("an mbarrier of another block or space", address=address)
 
 
