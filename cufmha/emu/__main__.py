@@ -65,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     profile.add_argument("--lines", type=int, default=0, help="also the N most executed lines")
     trace = command("trace", _trace, "launch, and write a timeline of warps and asynchronous work")
     _launch_options(trace)
+    trace.set_defaults(seed=1)  # late completion shows every wait
     trace.add_argument("--out", type=Path, help="Perfetto JSON to write")
     trace.add_argument("--png", type=Path, help="picture to write (needs matplotlib)")
     debug = command("debug", _debug, "launch under a debugger that reads commands from stdin")

@@ -20,7 +20,7 @@ _TOGETHER = frozenset("shfl vote match redux elect activemask".split())
 _ORDER = frozenset("bar barrier fence membar setmaxnreg griddepcontrol mbarrier".split())
 _FLOATS = frozenset("f16 f16x2 bf16 bf16x2 f32 f32x2 f64".split())
 _FLOATING = frozenset("add sub mul fma mad".split())
-PIPES = ("matrix", "tensor memory", "float", "special", "integer", "convert", "shared", "global",
+PIPES = ("matrix", "tensor memory", "float", "special", "alu", "convert", "shared", "global",
          "copy", "order", "warp", "control")  # fmt: skip
 
 
@@ -45,7 +45,7 @@ def pipe_of(inst: Instruction) -> str:
     for names, pipe in ((_CONTROL, "control"), (_TOGETHER, "warp"), (_ORDER, "order")):
         if op in names:
             return pipe
-    return "integer"
+    return "alu"
 
 
 def instrument(program: Program, wrap: Wrap) -> None:
