@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -69,6 +70,9 @@ _raw_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p
 _raw_get_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", _api)
 )
+_raw_set_destructor = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(
+    ("PyCapsule_SetDestructor", _api)
+)
 
 
 @dataclass(frozen=True)
@@ -124,6 +128,7 @@ def dense(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 # Exports whose consumer has not let go: address of the structure -> all that it needs.
 _exported: dict[int, tuple[object, ...]] = {}
+_capsules: set[int] = set()  # addresses of the capsules that are alive
 
 
 def _release(address: int) -> None:
@@ -132,6 +137,7 @@ def _release(address: int) -> None:
 
 def _drop_unused(capsule: int) -> None:
     """A consumer renames the capsule and calls the deleter itself; without one, we clean up."""
+    _capsules.discard(capsule)
     if _raw_is_valid(capsule, b"dltensor"):
         _exported.pop(_raw_get_pointer(capsule, b"dltensor"), None)
 
@@ -139,6 +145,15 @@ def _drop_unused(capsule: int) -> None:
 # They must outlive every export, so they live as long as the module.
 _release_callback = _DELETER(_release)
 _drop_callback = _DESTRUCTOR(_drop_unused)
+
+
+@atexit.register
+def _abandon() -> None:
+    """No callback may run once the interpreter is gone, but capsules and consumers may outlive it."""
+    for capsule in _capsules:
+        _raw_set_destructor(capsule, None)
+    for address in _exported:
+        ctypes.memset(address + _Managed.deleter.offset, 0, ctypes.sizeof(ctypes.c_void_p))
 
 
 _NAME = ctypes.c_char_p(b"dltensor")
@@ -204,4 +219,6 @@ class Exporter:
         managed.deleter = _release_callback
         address = ctypes.addressof(managed)
         _exported[address] = (managed, shape, strides, self._owner)
-        return _new(address, _NAME, _drop_callback)
+        capsule = _new(address, _NAME, _drop_callback)
+        _capsules.add(id(capsule))
+        return capsule

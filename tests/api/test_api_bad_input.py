@@ -45,7 +45,7 @@ def refusal(kind, *args, **options):
 Q, K, V = operands()
 
 
-@pytest.mark.parametrize("position, name", enumerate("qkv"))
+@pytest.mark.parametrize("position, name", list(enumerate("qkv")))
 @pytest.mark.parametrize("thing", [[[1.0]], None, 3, "text", np.float32(1)])
 def test_an_operand_that_is_no_array_is_refused_by_name(position, name, thing):
     given = [Q, K, V]

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -116,3 +118,19 @@ def test_a_used_capsule_is_refused():
     np.from_dlpack(Once())
     with pytest.raises(DTypeError, match="not an unused DLPack capsule"):
         as_view(Once(), "x")
+
+
+@pytest.mark.parametrize("kept", ["capsule", "consumer"])
+def test_what_outlives_the_interpreter_does_not_crash_it(kept):
+    """Nobody lets go before the process ends; its callbacks must not run then."""
+    text = f"""
+import sys
+import numpy as np
+from cufmha.array.dlpack import Exporter
+data = np.arange(6, dtype=np.int32)
+export = Exporter(data, address=data.ctypes.data, shape=(6,), strides=(1,), type_code=0, bits=32,
+                  device=(1, 0))
+sys.kept = np.from_dlpack(export) if {kept!r} == "consumer" else export.__dlpack__()
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
