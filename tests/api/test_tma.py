@@ -68,9 +68,9 @@ def test_a_breach_names_argument_and_value(changes, argument, value):
 
 
 def test_the_most_basic_rule_speaks_first():
-    with pytest.raises(ArgumentError, match="^dtype"):
+    with pytest.raises(ArgumentError, match=r"^dtype"):
         spec(dtype="x", dims=(0,), strides=(7,), box=(3,))
-    with pytest.raises(ArgumentError, match="^strides: must have"):
+    with pytest.raises(ArgumentError, match=r"^strides: must have"):
         spec(strides=(7,), box=(3, 3, 3, 3))
     with pytest.raises(ArgumentError, match=r"^dims\[0\]"):
         spec(dims=(0, 300, 8, 2), strides=(7, 256, 614400))
