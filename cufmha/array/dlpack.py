@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -60,19 +61,8 @@ _is_valid.restype, _is_valid.argtypes = ctypes.c_int, (ctypes.py_object, ctypes.
 _get_pointer = _api.PyCapsule_GetPointer
 _get_pointer.restype = ctypes.c_void_p
 _get_pointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
-_DESTRUCTOR = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _new = _api.PyCapsule_New
-_new.restype, _new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, _DESTRUCTOR)
-# The same functions on a bare address: a destructor may not touch its object's reference count.
-_raw_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(
-    ("PyCapsule_IsValid", _api)
-)
-_raw_get_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
-    ("PyCapsule_GetPointer", _api)
-)
-_raw_set_destructor = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(
-    ("PyCapsule_SetDestructor", _api)
-)
+_new.restype, _new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
 
 
 @dataclass(frozen=True)
@@ -126,32 +116,32 @@ def dense(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-# Exports whose consumer has not let go: address of the structure -> all that it needs.
-_exported: dict[int, tuple[object, ...]] = {}
-_capsules: set[int] = set()  # addresses of the capsules that are alive
+# Exports whose consumer has not let go: address of the structure -> the capsule, and all that it
+# needs. The capsule has no destructor: a callback into Python may not run while the interpreter
+# ends, and consumers differ in what they do to a capsule they have taken.
+_exported: dict[int, tuple[Any, ...]] = {}
 
 
 def _release(address: int) -> None:
     _exported.pop(address, None)
 
 
-def _drop_unused(capsule: int) -> None:
-    """A consumer renames the capsule and calls the deleter itself; without one, we clean up."""
-    _capsules.discard(capsule)
-    if _raw_is_valid(capsule, b"dltensor"):
-        _exported.pop(_raw_get_pointer(capsule, b"dltensor"), None)
+def collect() -> None:
+    """Drops exports that nobody took and nobody holds any more. Every export calls it."""
+    for address in list(_exported):
+        capsule = _exported[address][0]
+        # the table, `capsule` and getrefcount's own argument
+        if sys.getrefcount(capsule) <= 3 and _is_valid(capsule, b"dltensor"):
+            del _exported[address]
 
 
-# They must outlive every export, so they live as long as the module.
+# It must outlive every export, so it lives as long as the module.
 _release_callback = _DELETER(_release)
-_drop_callback = _DESTRUCTOR(_drop_unused)
 
 
 @atexit.register
 def _abandon() -> None:
-    """No callback may run once the interpreter is gone, but capsules and consumers may outlive it."""
-    for capsule in _capsules:
-        _raw_set_destructor(capsule, None)
+    """No callback may run once the interpreter is gone, but consumers may outlive it."""
     for address in _exported:
         ctypes.memset(address + _Managed.deleter.offset, 0, ctypes.sizeof(ctypes.c_void_p))
 
@@ -218,7 +208,7 @@ class Exporter:
         tensor.byte_offset = 0
         managed.deleter = _release_callback
         address = ctypes.addressof(managed)
-        _exported[address] = (managed, shape, strides, self._owner)
-        capsule = _new(address, _NAME, _drop_callback)
-        _capsules.add(id(capsule))
+        capsule = _new(address, _NAME, None)
+        collect()
+        _exported[address] = (capsule, managed, shape, strides, self._owner)
         return capsule

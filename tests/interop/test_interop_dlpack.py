@@ -95,8 +95,10 @@ def test_exports_end_with_their_consumer_or_unused():
     got = np.from_dlpack(exporter(np.ones(5, np.float32)))
     unused = exporter(np.ones(5, np.float32)).__dlpack__()
     assert len(dlpack._exported) == before + 2
+    dlpack.collect()
+    assert len(dlpack._exported) == before + 2, "somebody holds it"
     del unused
-    gc.collect()
+    dlpack.collect()
     assert len(dlpack._exported) == before + 1 and got.sum() == 5
     del got
     gc.collect()
