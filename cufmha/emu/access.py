@@ -68,9 +68,27 @@ def store(
             _store_local(part, where, memory, size, values)
             continue
         view, index = elements_of(memory, where, size)
+        if w.machine.rules == "hardware" and _changes_nothing(
+            part, memory, view, index, values
+        ):
+            continue
         check(w, memory, where, size * count, write=True, strong=strong)
         for number in range(count):
             view[index + number] = values[number] if part is None else values[number][part]
+
+
+def _changes_nothing(
+    part: Any, memory: Any, view: np.ndarray, index: np.ndarray, values: list[np.ndarray]
+) -> bool:
+    """Warps that all store the value which is there already do no harm to each other."""
+    if not isinstance(memory, SharedMemory) or memory.shadow is None:
+        return False
+    if not memory.shadow.initialized[index * view.itemsize // GRANULE].all():
+        return False
+    return all(
+        (view[index + number] == (each if part is None else each[part])).all()
+        for number, each in enumerate(values)
+    )
 
 
 def require_aligned(addresses: np.ndarray, mask: np.ndarray, align: int) -> None:

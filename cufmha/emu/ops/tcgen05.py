@@ -20,6 +20,7 @@ from ...isa import nodes
 from .. import access
 from ..context import Context
 from ..lanes import Cta, Warp
+from ..ordering import publish_to_async_proxy
 from ..registers import Locked
 from ..registry import Wait, operation
 from ..tmem import TensorState, Tmem, TmemLoad, TmemStore
@@ -99,6 +100,8 @@ def allocate(inst: nodes.Instruction, ctx: Context) -> Run:
         tmem.allocate(start, columns, w.line)
         values = [np.full(LANES, start, np.uint32)]
         access.store(w, one, address(w), "shared" if space else "", 4, values)
+        if w.machine.rules == "hardware":
+            publish_to_async_proxy(w)
         return None
 
     return run
@@ -220,7 +223,7 @@ class Pending:
     """Per warp: loads and stores that no tcgen05.wait has covered yet."""
 
     def __init__(self, warp: Warp) -> None:
-        self.loads: list[tuple[TmemLoad, list[int], LoadTicket, Callable[..., Any]]] = []
+        self.loads: list[tuple[TmemLoad, list[int], Any, Any]] = []
         self.stores: list[TmemStore] = []
 
 
@@ -246,6 +249,13 @@ def _load(
             for slot in slots:
                 if isinstance(w.R[slot], Locked):
                     w.R[slot].view(None)
+        if w.machine.rules == "hardware":  # the registers are interlocked
+            w.machine.queue.submit(op)
+            w.machine.queue.finish([op])
+            for slot, values in zip(slots, finish(op.values), strict=True):
+                w.write(slot, values)
+            w.state(Pending).loads.append((op, [], None, None))
+            return
         ticket = LoadTicket()
         w.lock_registers(slots, MissingTcgen05Wait, ticket, ticket.what)
         w.state(Pending).loads.append((op, slots, ticket, finish))
@@ -314,7 +324,8 @@ def _wait_loads(w: Warp, mask: np.ndarray) -> None:
     pending, state = w.state(Pending), w.state(TensorState)
     w.machine.queue.finish([op for op, *_ in pending.loads])
     for op, slots, ticket, finish in pending.loads:
-        w.unlock_registers(slots, ticket, finish(op.values))
+        if finish is not None:
+            w.unlock_registers(slots, ticket, finish(op.values))
         state.waited(op)
     pending.loads.clear()
 
