@@ -19,7 +19,9 @@ def spread(low: float, high: float, count: int, seed: int) -> np.ndarray:
     return (low + (high - low) * unit).astype(np.float32).view(np.uint32)
 
 
-def single(form: str, low: float, high: float, *, relative=0.0, absolute=0.0, count: int = 1024, note=""):
+def single(
+    form: str, low: float, high: float, *, relative=0.0, absolute=0.0, count: int = 1024, note=""
+):
     special = edges("f32").astype(np.uint32)
     values = np.concatenate([special, spread(low, high, count - len(special), 21)])
     return lanewise(
@@ -35,9 +37,7 @@ def single(form: str, low: float, high: float, *, relative=0.0, absolute=0.0, co
 
 def functions():
     for ftz in ("", ".ftz"):
-        yield single(
-            f"ex2.approx{ftz}.f32", -140, 130, relative=2.0**-22, absolute=2.0**-149
-        )
+        yield single(f"ex2.approx{ftz}.f32", -140, 130, relative=2.0**-22, absolute=2.0**-149)
         yield single(f"lg2.approx{ftz}.f32", 0, 100, relative=2.0**-22, absolute=2.0**-22)
         yield single(f"rcp.approx{ftz}.f32", -1000, 1000, relative=ULP)
         yield single(f"rsqrt.approx{ftz}.f32", 0, 1000, relative=2.0**-22.4)

@@ -55,7 +55,7 @@ def own_cell(form: str, space: str, *, returns: bool = True) -> Probe:
     before = f".shared .align 16 .b8 cells[{BLOCK * size}];" if space == "shared" else ""
     return Probe(
         name=f"{'atom' if returns else 'red'}.{space}.{form}",
-        text=module(parameters(len(outputs)), lines + ["ret;"], before=before),
+        text=module(parameters(len(outputs)), [*lines, "ret;"], before=before),
         arguments=tuple(outputs),
     )
 
@@ -107,7 +107,7 @@ def common_cell(form: str, space: str) -> Probe:
     before = f".shared .align 16 .b8 cells[{BLOCK * size}];" if space == "shared" else ""
     return Probe(
         name=f"red.{space}.{form} all on one cell",
-        text=module(parameters(len(arguments)), lines + ["ret;"], before=before),
+        text=module(parameters(len(arguments)), [*lines, "ret;"], before=before),
         arguments=tuple(arguments),
     )
 

@@ -29,7 +29,11 @@ def script(name: str, steps: list[str], answers: int) -> Probe:
             test = f"mbarrier.test_wait.parity.shared::cta.b64 %p, [%at32], {what};"
             if what == "state":
                 test = "mbarrier.test_wait.shared::cta.b64 %p, [%at32], %state;"
-            lines += [test, "selp.u32 %flag, 1, 0, %p;", f"st.global.u32 [%out+{4 * number}], %flag;"]
+            lines += [
+                test,
+                "selp.u32 %flag, 1, 0, %p;",
+                f"st.global.u32 [%out+{4 * number}], %flag;",
+            ]
             number += 1
         elif step == "value":
             lines += ["selp.u32 %flag, 1, 0, %p;", f"st.global.u32 [%out+{4 * number}], %flag;"]

@@ -58,9 +58,11 @@ class Output:
         if self.initial is not None:
             return self.initial.copy()
         dtype = np.dtype(self.dtype)
-        return np.full(int(np.prod(self.shape)) * dtype.itemsize, 0xA5, np.uint8).view(
-            dtype
-        ).reshape(self.shape)
+        return (
+            np.full(int(np.prod(self.shape)) * dtype.itemsize, 0xA5, np.uint8)
+            .view(dtype)
+            .reshape(self.shape)
+        )
 
 
 @dataclass(frozen=True)
@@ -186,9 +188,12 @@ def lanewise(
     """
     letters = "abcdefgh"[: len(sources)]
     if template is None:
-        template = form + " " + ", ".join(
-            [f"{{d{i}}}" for i in range(len(results))] + [f"{{{x}}}" for x in letters]
-        ) + ";"
+        template = (
+            form
+            + " "
+            + ", ".join([f"{{d{i}}}" for i in range(len(results))] + [f"{{{x}}}" for x in letters])
+            + ";"
+        )
     seed = sum(form.encode()) * 7 + len(form)
     inputs = list(values) if values is not None else operands(sources, count, seed)
     count = -(-(len(inputs[0]) if inputs else count) // BLOCK) * BLOCK
@@ -233,7 +238,7 @@ def lane_kernel(
             lines += [f"selp.u32 %flag, 1, 0, %d{number};", "st.global.b32 [%at], %flag;"]
         else:
             lines.append(f"st.global.b{width(kind)} [%at], %d{number};")
-    return module(parameters, lines + ["ret;"])
+    return module(parameters, [*lines, "ret;"])
 
 
 def address(parameter: int, kind: str) -> list[str]:

@@ -13,8 +13,30 @@ EVERY_HALF = np.arange(65536, dtype="uint64")[::37]
 
 def floats_near_integers(kind: str, count: int = 512) -> np.ndarray:
     """Halves, integers around every width's limits, and what `edges` holds."""
-    limits = [0.5, 1.5, 2.5, -0.5, -1.5, 0.49999997, 126.5, 127.5, 128, 255.5, 256, 32767.5, 65535.5]
-    limits += [2147483520, 2147483648, 4294967040, 4294967296, 9.2233715e18, 9.223372e18, 1.8446744e19]
+    limits = [
+        0.5,
+        1.5,
+        2.5,
+        -0.5,
+        -1.5,
+        0.49999997,
+        126.5,
+        127.5,
+        128,
+        255.5,
+        256,
+        32767.5,
+        65535.5,
+    ]
+    limits += [
+        2147483520,
+        2147483648,
+        4294967040,
+        4294967296,
+        9.2233715e18,
+        9.223372e18,
+        1.8446744e19,
+    ]
     values = np.array(limits + [-x for x in limits], np.float32)
     if kind == "f32":
         bits = values.view(np.uint32).astype(np.uint64)
@@ -97,7 +119,7 @@ def pairs():
 def holds(target: str, source: str) -> bool:
     """Whether every value of `source` fits in `target`."""
     wider = int(target[1:]) > int(source[1:])
-    return wider and not (source[0] == "s" and target[0] == "u") or (
+    return (wider and not (source[0] == "s" and target[0] == "u")) or (
         target[0] == source[0] and int(target[1:]) >= int(source[1:])
     )
 

@@ -26,8 +26,11 @@ def divisions() -> list[Probe]:
                     [kind],
                     [kind] * 2,
                     template=f"or.b{size} {{b}}, {{b}}, 1;\n    "
-                    + (f"and.b{size} {{a}}, {{a}}, {2 ** (int(size) - 1) - 1};\n    "
-                       if kind[0] == "s" else "")
+                    + (
+                        f"and.b{size} {{a}}, {{a}}, {2 ** (int(size) - 1) - 1};\n    "
+                        if kind[0] == "s"
+                        else ""
+                    )
                     + f"{form}.{kind} {{d0}}, {{a}}, {{b}};",
                 )
             )

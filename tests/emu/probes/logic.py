@@ -45,9 +45,7 @@ def fields():
             values=[*values, position, length],
         )
     for mode in ("clamp", "wrap"):
-        yield lanewise(
-            f"bmsk.{mode}.b32", ["b32"], ["u32", "u32"], values=[position, length]
-        )
+        yield lanewise(f"bmsk.{mode}.b32", ["b32"], ["u32", "u32"], values=[position, length])
         for sign in "us":
             values = random_bits(100, 6).astype("uint32")
             yield lanewise(

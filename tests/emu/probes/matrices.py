@@ -7,6 +7,9 @@ random values, and there the emulator is held to the bound in `cufmha.emu.produc
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 
 from .base import Output, Probe, likely, module, random_bits
@@ -51,7 +54,10 @@ def stmatrix(count: int, trans: str) -> Probe:
         *(
             line
             for i in range(count)
-            for line in (f"mul.lo.u32 %m{i}, %lane, 131074;", f"add.u32 %m{i}, %m{i}, {(2 * i << 22) + (2 * i << 6) + 65536};")
+            for line in (
+                f"mul.lo.u32 %m{i}, %lane, 131074;",
+                f"add.u32 %m{i}, %m{i}, {(2 * i << 22) + (2 * i << 6) + 65536};",
+            )
         ),
         "mul.lo.u32 %row, %lane, 5;",
         "and.b32 %row, %row, 31;",
@@ -157,7 +163,11 @@ def mma_sync(kind: str, k: int, accumulator: str, *, exact: bool) -> Probe:
         addend = small_integers(c * 32 * (1 if accumulator == "f32" else 2), accumulator, 3)
     else:
         operands = (likely(kind + "x2", words, k) & np.uint64(0xBFFFBFFF)).astype(np.uint32)
-        operands = (operands & 0x87FF87FF | 0x38003800) if kind == "f16" else operands & 0x80FF80FF | 0x3F003F00
+        operands = (
+            (operands & 0x87FF87FF | 0x38003800)
+            if kind == "f16"
+            else operands & 0x80FF80FF | 0x3F003F00
+        )
         addend = likely("f32", 2 * c * 32, 5)[1::2].astype(np.uint32)
         if accumulator == "f16":
             addend = likely("f16x2", 2 * c * 32, 5)[1::2].astype(np.uint32)
@@ -179,8 +189,16 @@ def mma_sync(kind: str, k: int, accumulator: str, *, exact: bool) -> Probe:
     ]
     if accumulator == "f32":
         lines = [line.replace(".reg .b32 %d", ".reg .f32 %d") for line in lines]
-        lines = [line.replace(f".reg .b32 {', '.join(loads)}", f".reg .b32 {', '.join(loads[: a + b])};\n    .reg .f32 {', '.join(loads[a + b :])}") for line in lines]
-        lines = [line.replace("b32 %c", "f32 %c") if "ld.global" in line else line for line in lines]
+        lines = [
+            line.replace(
+                f".reg .b32 {', '.join(loads)}",
+                f".reg .b32 {', '.join(loads[: a + b])};\n    .reg .f32 {', '.join(loads[a + b :])}",
+            )
+            for line in lines
+        ]
+        lines = [
+            line.replace("b32 %c", "f32 %c") if "ld.global" in line else line for line in lines
+        ]
         lines = [line.replace("st.global.b32", "st.global.f32") for line in lines]
     return Probe(
         name=f"{form} {'exact' if exact else 'rounding'}",
@@ -201,94 +219,117 @@ def bound(accumulator: str) -> dict[str, float]:
 SIZE = {"f16": 2, "bf16": 2, "tf32": 4, "e4m3": 1, "e5m2": 1}
 
 
-def wgmma(
-    n: int,
-    kind: str,
-    *,
-    accumulator: str = "f32",
-    a_registers: bool = False,
-    a_major: int = 0,
-    b_major: int = 0,
-    swizzle: int = 128,
-    steps: int = 1,
-    scale_a: int = 1,
-    scale_b: int = 1,
-    keep: bool = False,
-    exact: bool = True,
-) -> Probe:
-    """D(64 x n) = ±A·±B (+ D) from one K step (or two); operand tiles lie at 0 and 32768.
+@dataclass(frozen=True)
+class Product:
+    """D(64 x n) = ±A·±B (+ D) from one K step or several; operand tiles lie at 0 and 32768.
 
     The tiles are filled with bytes in memory order; the descriptors say how the matrices lie in
     them, so the answer proves the layout too.
     """
-    k = 32 // SIZE[kind]
-    count = n // 2 if accumulator == "f32" else n // 4
-    held = "f32" if accumulator == "f32" else "b32"
-    words = 8192
-    draw = small_integers if exact else rounding_values
-    per_word = 4 // SIZE[kind]
-    data = draw(2 * words * per_word, kind, n + 7).view(np.uint32)
-    d = [f"%d{i}" for i in range(count)]
-    start = "1" if keep else "0"
-    lines = [
-        *LANE,
-        f".reg .{held} {', '.join(d)};",
-        ".reg .b32 %a0, %a1, %a2, %a3, %low;",
-        ".reg .b64 %adesc, %bdesc;",
-        ".reg .pred %accumulate;",
-        *fill_tile(words * 4, 128),
-        "add.u64 %at, %at, 0;",
-        *second_tile(words),
-        "fence.proxy.async.shared::cta;",
-        "bar.sync 0;",
-        *descriptor("%adesc", "%tile", 0, n, a_major, swizzle),
-        *descriptor("%bdesc", "%tile", 32768, n, b_major, swizzle),
-        *(f"ld.shared.b32 %a{i}, [%row+{512 * i}];" for i in range(4) if a_registers),
-    ]
-    if a_registers:
-        lines.insert(-4, "mad.lo.u32 %row, %lane, 4, %tile;")
-    value = "0f3f800000" if held == "f32" else "0x3c003c00"
-    lines += [f"mov.{held} {x}, {value};" for x in d] if keep else [
-        f"mov.{held} {x}, {'0f00000000' if held == 'f32' else '0'};" for x in d
-    ]
-    lines.append(f"setp.ne.u32 %accumulate, {start}, 0;")
-    transposes = ""
-    if SIZE[kind] == 2:
-        transposes = f", {b_major}" if a_registers else f", {a_major}, {b_major}"
-    a_text = "{%a0, %a1, %a2, %a3}" if a_registers else "%adesc"
-    form = f"wgmma.mma_async.sync.aligned.m64n{n}k{k}.{accumulator}.{kind}.{kind}"
-    lines += ["wgmma.fence.sync.aligned;"]
-    for step in range(steps):
-        if step:
-            lines += ["add.u64 %adesc, %adesc, 2;", "add.u64 %bdesc, %bdesc, 2;"]
-            lines += ["setp.eq.u32 %accumulate, 0, 0;"]
-        lines.append(
-            f"{form} {{{', '.join(d)}}}, {a_text}, %bdesc, %accumulate, {scale_a}, {scale_b}{transposes};"
-        )
-    lines += ["wgmma.commit_group.sync.aligned;", "wgmma.wait_group.sync.aligned 0;"]
-    lines += [
-        line.replace(".b32", f".{held}") if line.startswith("st.") else line
+
+    n: int
+    kind: str
+    accumulator: str = "f32"
+    a_registers: bool = False
+    a_major: int = 0
+    b_major: int = 0
+    swizzle: int = 128
+    steps: int = 1
+    scale_a: int = 1
+    scale_b: int = 1
+    keep: bool = False
+    exact: bool = True
+
+    @property
+    def form(self) -> str:
+        k = 32 // SIZE[self.kind]
+        types = f"{self.accumulator}.{self.kind}.{self.kind}"
+        return f"wgmma.mma_async.sync.aligned.m64n{self.n}k{k}.{types}"
+
+    @property
+    def name(self) -> str:
+        notes = {
+            "A in registers": self.a_registers,
+            "A MN-major": self.a_major,
+            "B MN-major": self.b_major,
+            f"swizzle {self.swizzle}": self.swizzle != 128,
+            f"{self.steps} steps": self.steps > 1,
+            "minus A": self.scale_a < 0,
+            "minus B": self.scale_b < 0,
+            "accumulating": self.keep,
+            "rounding": not self.exact,
+        }
+        return " ".join([self.form, *(note for note, holds in notes.items() if holds)])
+
+    @property
+    def registers(self) -> list[str]:
+        """The thread's accumulator registers: f32, or packed pairs of f16."""
+        count = self.n // 2 if self.accumulator == "f32" else self.n // 4
+        return [f"%d{i}" for i in range(count)]
+
+    @property
+    def held(self) -> str:
+        return "f32" if self.accumulator == "f32" else "b32"
+
+    def operands(self, words: int) -> list[str]:
+        """Both tiles into shared memory, descriptors, A's registers, the accumulator's start."""
+        lines = [
+            *LANE,
+            f".reg .{self.held} {', '.join(self.registers)};",
+            ".reg .b32 %a0, %a1, %a2, %a3, %low;",
+            ".reg .b64 %adesc, %bdesc;",
+            ".reg .pred %accumulate;",
+            *fill_tile(words * 4, 128),
+            *second_tile(words),
+            "fence.proxy.async.shared::cta;",
+            "bar.sync 0;",
+            *descriptor("%adesc", "%tile", 0, self.n, self.a_major, self.swizzle),
+            *descriptor("%bdesc", "%tile", 32768, self.n, self.b_major, self.swizzle),
+        ]
+        if self.a_registers:
+            lines.append("mad.lo.u32 %row, %lane, 4, %tile;")
+            lines += [f"ld.shared.b32 %a{i}, [%row+{512 * i}];" for i in range(4)]
+        one, zero = {"f32": ("0f3f800000", "0f00000000"), "b32": ("0x3c003c00", "0")}[self.held]
+        lines += [f"mov.{self.held} {x}, {one if self.keep else zero};" for x in self.registers]
+        return [*lines, f"setp.ne.u32 %accumulate, {int(self.keep)}, 0;"]
+
+    def products(self) -> list[str]:
+        transposes = ""
+        if SIZE[self.kind] == 2:
+            majors = (self.b_major,) if self.a_registers else (self.a_major, self.b_major)
+            transposes = "".join(f", {major}" for major in majors)
+        a = "{%a0, %a1, %a2, %a3}" if self.a_registers else "%adesc"
+        lines = ["wgmma.fence.sync.aligned;"]
+        for step in range(self.steps):
+            if step:
+                lines += ["add.u64 %adesc, %adesc, 2;", "add.u64 %bdesc, %bdesc, 2;"]
+                lines += ["setp.eq.u32 %accumulate, 0, 0;"]
+            lines.append(
+                f"{self.form} {{{', '.join(self.registers)}}}, {a}, %bdesc, %accumulate, "
+                f"{self.scale_a}, {self.scale_b}{transposes};"
+            )
+        return [*lines, "wgmma.commit_group.sync.aligned;", "wgmma.wait_group.sync.aligned 0;"]
+
+
+def wgmma(n: int, kind: str, **options: Any) -> Probe:
+    product, words = Product(n, kind, **options), 8192
+    count = len(product.registers)
+    draw = small_integers if product.exact else rounding_values
+    data = draw(2 * words * 4 // SIZE[kind], kind, n + 7).view(np.uint32)
+    stores = [
+        line.replace(".b32", f".{product.held}") if line.startswith("st.") else line
         for line in store_registers("d", count, threads=128)
     ]
-    notes = [
-        "A in registers" if a_registers else "",
-        "A MN-major" if a_major else "",
-        "B MN-major" if b_major else "",
-        f"swizzle {swizzle}" if swizzle != 128 else "",
-        f"{steps} steps" if steps > 1 else "",
-        "minus A" if scale_a < 0 else "",
-        "minus B" if scale_b < 0 else "",
-        "accumulating" if keep else "",
-        "" if exact else "rounding",
-    ]
     return Probe(
-        name=" ".join([form, *(note for note in notes if note)]),
-        text=module(PARAMETERS, lines, before=shared(2 * 32768 // 2 * 2)).replace(
-            ".shared .align 1024 .b8 tile[65536]", ".extern .shared .align 1024 .b8 tile[]"
+        name=product.name,
+        text=module(
+            PARAMETERS,
+            [*product.operands(words), *product.products(), *stores],
+            before=".extern .shared .align 1024 .b8 tile[];",
         ),
         arguments=(data, Output((count, 128), "uint32")),
         shared_bytes=65536,
-        **({} if exact else bound(accumulator)),
+        **({} if product.exact else bound(product.accumulator)),
     )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TMA: tensor loads, stores and reductions over ranks, swizzles, fills, strides and bounds; bulk copies.
+"""TMA: tensor loads, stores, reductions over ranks, swizzles, fills, strides; bulk copies.
 
 Loads dump the whole shared-memory box, over bytes that were 0xEE before; stores and reductions
 give back the whole global array, neighbors included.
@@ -17,7 +17,18 @@ from cufmha.tma import TensorMapSpec
 from .base import Descriptor, Output, Probe, likely, module, random_bits
 from .matrices import dump_tile, shared
 
-SIZE = {"u8": 1, "u16": 2, "f16": 2, "bf16": 2, "u32": 4, "s32": 4, "f32": 4, "u64": 8, "s64": 8, "f64": 8}
+SIZE = {
+    "u8": 1,
+    "u16": 2,
+    "f16": 2,
+    "bf16": 2,
+    "u32": 4,
+    "s32": 4,
+    "f32": 4,
+    "u64": 8,
+    "s64": 8,
+    "f64": 8,
+}
 START = [
     ".reg .b32 %lane, %tile, %barrier, %word, %to;",
     ".reg .b64 %at, %index, %out, %map, %state;",
@@ -52,7 +63,7 @@ def spec(
 def array_bytes(spec: TensorMapSpec) -> int:
     """Bytes from the base to the end of the last element."""
     size = SIZE[str(spec.dtype)]
-    last = sum((extent - 1) * stride for extent, stride in zip(spec.dims[1:], spec.strides))
+    last = sum((extent - 1) * stride for extent, stride in zip(spec.dims[1:], spec.strides, strict=False))
     return last + spec.dims[0] * size
 
 
@@ -64,7 +75,7 @@ def pattern(nbytes: int) -> np.ndarray:
 
 def box_bytes(spec: TensorMapSpec) -> int:
     steps = tuple(spec.element_strides or (1,) * len(spec.box))
-    extents = [spec.box[0], *(-(-b // s) for b, s in zip(spec.box[1:], steps[1:]))]
+    extents = [spec.box[0], *(-(-b // s) for b, s in zip(spec.box[1:], steps[1:], strict=False))]
     return int(np.prod(extents)) * SIZE[str(spec.dtype)]
 
 
@@ -116,7 +127,7 @@ def load(note: str, spec: TensorMapSpec, coordinates: Sequence[int], offset: int
         *map_parameter(1),
         *poison(nbytes),
         *ready(),
-        f"@%leader mbarrier.arrive.expect_tx.shared::cta.b64 %state, [%barrier], {box_bytes(spec)};",
+        f"@%leader mbarrier.arrive.expect_tx.shared::cta.b64 %state, [%barrier], {spec.box_bytes};",
         f"add.u32 %to, %tile, {offset};",
         f"@%leader {form} [%to], [%map, {coordinates_text(coordinates)}], [%barrier];",
         *wait(),
@@ -184,7 +195,7 @@ def loads():
     for dims, box in shapes:
         flat = spec("u16", dims, box)
         inside = [0] * len(dims)
-        edge = [d - b // 2 for d, b in zip(dims, box)]
+        edge = [d - b // 2 for d, b in zip(dims, box, strict=False)]
         yield load("inside", flat, inside)
         yield load("over the far edge", flat, edge)
         yield load("over the near edge", flat, [-(b // 2) for b in box])
@@ -193,7 +204,9 @@ def loads():
     for dtype in ("u32", "f32", "u64", "f64", "bf16", "s32"):
         yield load(f"of {dtype}", spec(dtype, (64, 9), (16 // min(SIZE[dtype], 4) * 4, 8)), (8, 3))
     for swizzle, inner in (("32B", 16), ("64B", 32), ("128B", 64)):
-        yield load(f"swizzle {swizzle}", spec("bf16", (64, 40), (inner, 32), swizzle=swizzle), (0, 3))
+        yield load(
+            f"swizzle {swizzle}", spec("bf16", (64, 40), (inner, 32), swizzle=swizzle), (0, 3)
+        )
         yield load(
             f"swizzle {swizzle} at 512 past a repeat",
             spec("bf16", (64, 40), (inner, 16), swizzle=swizzle),
@@ -213,7 +226,9 @@ def loads():
     yield load("stride 0", spec("u16", (32, 4, 5), (32, 2, 3), strides=(64, 0)), (0, 1, 2))
     for steps in ((1, 2), (1, 3)):
         yield load(
-            f"element strides {steps}", spec("u16", (32, 40), (16, 9), element_strides=steps), (8, 3)
+            f"element strides {steps}",
+            spec("u16", (32, 40), (16, 9), element_strides=steps),
+            (8, 3),
         )
     yield load("element stride 2 over the edge",
                spec("u16", (32, 11), (16, 8), element_strides=(1, 2)), (8, 6))  # fmt: skip
@@ -231,10 +246,12 @@ def stores():
     for dims, box in shapes:
         flat = spec("u16", dims, box)
         yield store("inside", flat, [0] * len(dims))
-        yield store("over the far edge", flat, [d - b // 2 for d, b in zip(dims, box)])
+        yield store("over the far edge", flat, [d - b // 2 for d, b in zip(dims, box, strict=False)])
         yield store("wholly outside", flat, [d + 8 for d in dims])
     for swizzle, inner in (("32B", 16), ("64B", 32), ("128B", 64)):
-        yield store(f"swizzle {swizzle}", spec("bf16", (64, 40), (inner, 32), swizzle=swizzle), (0, 3))
+        yield store(
+            f"swizzle {swizzle}", spec("bf16", (64, 40), (inner, 32), swizzle=swizzle), (0, 3)
+        )
     yield store("swizzle 128B clipped",
                 spec("bf16", (40, 40), (64, 16), swizzle="128B"), (0, 30))  # fmt: skip
     yield store("four dimensions as attention uses them",
@@ -311,7 +328,9 @@ def bulk_stores():
 def bulk_store(form: str, dtype: str) -> Probe:
     kind = {"bf16": "bf16x2", "f16": "f16x2"}.get(dtype, dtype.replace("s", "u"))
     size = 64 if kind.endswith("64") else 32
-    data, cells = (likely(kind, 16384 // size, s).astype(f"uint{size}").view(np.uint32) for s in (5, 6))
+    data, cells = (
+        likely(kind, 16384 // size, s).astype(f"uint{size}").view(np.uint32) for s in (5, 6)
+    )
     if dtype in ("f16", "bf16", "f32", "f64"):
         data, cells = finite(data, dtype), finite(cells, dtype)
     lines = [

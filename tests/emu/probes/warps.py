@@ -89,7 +89,9 @@ def votes():
 
 def matches():
     for kind in ("b32", "b64"):
-        values = data(5, 2).astype(f"uint{kind[1:]}") << np.array(int(kind[1:]) - 4, f"uint{kind[1:]}")
+        values = data(5, 2).astype(f"uint{kind[1:]}") << np.array(
+            int(kind[1:]) - 4, f"uint{kind[1:]}"
+        )
         yield lanewise(
             f"match.any.sync.{kind}",
             ["b32"],
