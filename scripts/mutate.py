@@ -1,0 +1,268 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Breaks a kernel's synchronization, one place at a time, and sees whether the emulator notices.
+
+    python scripts/mutate.py --arch sm_90a --out docs/mutations-sm90.json
+    python scripts/mutate.py --arch sm_100a --sample 10
+
+Each fence, wait, arrival, commit and barrier of the kernel is dropped, then moved before what is
+ahead of it. Every mutant runs with several seeds of time until one of them raises, hangs or gives a
+wrong result; what survives them all is listed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import math
+import random
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+SECONDS = 60  # a mutant that runs longer than this is taken to hang
+FAMILIES = ("fence", "wgmma.fence", "tcgen05.fence", "tcgen05.wait", "wgmma.wait_group",
+            "wgmma.commit_group", "tcgen05.commit", "mbarrier.arrive", "mbarrier.try_wait",
+            "cp.async.bulk.wait_group", "cp.async.bulk.commit_group", "bar", "barrier")  # fmt: skip
+Path_ = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutation:
+    """`kind` is "drop" or "swap"; `path` leads through nested blocks to the statement."""
+
+    kind: str
+    path: Path_
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} line {self.line}: {self.text}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A small problem that goes round every ring, with a spread that makes maxima grow."""
+
+    batch: int = 1
+    heads_q: int = 2
+    heads_kv: int = 1
+    seqlen_q: int = 200
+    seqlen_k: int = 600
+    grid: int = 1
+    spread: float = 30.0
+
+
+def mutations(module: Any) -> list[Mutation]:
+    """All of them, in the order of the text."""
+    from cufmha.isa import nodes
+
+    def matches(item: Any) -> bool:
+        return isinstance(item, nodes.Instruction) and any(
+            item.name == f or item.name.startswith(f + ".") for f in FAMILIES
+        )
+
+    def is_shell(block: Any) -> bool:
+        """A scope with one such instruction and nothing else but its label and loop."""
+        rest = [x for x in block.items if not isinstance(x, (nodes.RegisterDecl, nodes.Label))]
+        real = [x for x in rest if getattr(x, "opcode", "") != "bra"]
+        return len(real) == 1 and matches(real[0])
+
+    def walk(block: Any, path: Path_) -> Iterator[Mutation]:
+        ahead = False
+        for number, item in enumerate(block.items):
+            here = (*path, number)
+            found = None
+            if matches(item):
+                found = item
+            elif isinstance(item, nodes.Block) and is_shell(item):
+                found = next(x for x in item.items if matches(x))
+            if found is not None:
+                text = found.name
+                yield Mutation("drop", here, found.span.line, text)
+                if ahead:
+                    yield Mutation("swap", here, found.span.line, text)
+            elif isinstance(item, nodes.Block):
+                yield from walk(item, here)
+            ahead = isinstance(item, (nodes.Instruction, nodes.Block))
+
+    return list(walk(_entry(module).body, ()))
+
+
+def _entry(module: Any) -> Any:
+    return next(f for f in module.functions.values() if f.kind == "entry" and f.body)
+
+
+def mutated(module: Any, mutation: Mutation) -> Any:
+    """The module with that one change."""
+
+    def change(block: Any, path: Path_) -> Any:
+        items = list(block.items)
+        at = path[0]
+        if len(path) > 1:
+            items[at] = change(items[at], path[1:])
+        elif mutation.kind == "drop":
+            del items[at]
+        else:
+            items[at - 1], items[at] = items[at], items[at - 1]
+        return dataclasses.replace(block, items=tuple(items))
+
+    entry = _entry(module)
+    new = dataclasses.replace(entry, body=change(entry.body, mutation.path))
+    items = tuple(new if item is entry else item for item in module.items)
+    return dataclasses.replace(module, items=items)
+
+
+class Bench:
+    """One variant and one case, ready to run any text in the kernel's place."""
+
+    def __init__(self, arch: str, *, head_dim: int, dtype: str, causal: bool, case: Case) -> None:
+        from cufmha import reference, testing
+        from cufmha.isa import parse
+        from cufmha.kernels import catalog, render
+
+        self.arch, self.case, self.causal = arch, case, causal
+        self.variant = next(
+            v
+            for v in catalog.variants(arch)
+            if (v.head_dim, v.dtype, v.causal) == (head_dim, dtype, causal)
+        )
+        self.module = parse(render.render(self.variant).text, self.variant.file)
+        self.q, self.k, self.v = testing.make_qkv(
+            batch=case.batch, heads_q=case.heads_q, heads_kv=case.heads_kv,
+            seqlen_q=case.seqlen_q, seqlen_k=case.seqlen_k, head_dim=head_dim, dtype=dtype,
+            spread=case.spread,
+        )  # fmt: skip
+        self.scale = head_dim**-0.5
+        exact = reference.attention(self.q, self.k, self.v, causal=causal, softmax_scale=self.scale)
+        self.exact = exact[0]
+
+    def run(self, text: str, seed: int) -> None:
+        """Raises what the emulator raises, or AssertionError for a wrong result."""
+        import numpy as np
+
+        from cufmha import testing
+        from cufmha.emu import Module
+
+        case, variant = self.case, self.variant
+        out = testing.poison(self.q.shape, self.q.dtype)
+        lse = np.full(out.shape[:3], np.nan, np.float32)
+        tiles = -(-case.seqlen_q // variant.tile_q)
+        items = tiles * case.heads_q * case.batch
+        maps = [
+            self._map(a, rows)
+            for a, rows in (
+                (self.q, variant.box_rows_q), (self.k, variant.box_rows_kv),
+                (self.v, variant.box_rows_kv), (out, variant.box_rows_o),
+            )
+        ]  # fmt: skip
+        numbers = [
+            lse, np.uint64(case.heads_q * case.seqlen_q), np.uint64(case.seqlen_q),
+            np.uint32(case.seqlen_q), np.uint32(case.seqlen_k), np.uint32(case.heads_q),
+            np.uint32(case.heads_q // case.heads_kv), np.float32(self.scale * math.log2(math.e)),
+            np.int32(case.seqlen_k - case.seqlen_q), np.uint32(tiles), np.uint32(items),
+        ]  # fmt: skip
+        Module(text, arch=self.arch, seed=seed).launch(
+            variant.operation, grid=(min(case.grid, items), 1, 1), block=(variant.threads, 1, 1),
+            args=[*maps, *numbers], dynamic_smem_bytes=variant.smem_bytes,
+        )  # fmt: skip
+        testing.assert_attention_close(
+            out, lse, self.q, self.k, self.v, causal=self.causal, softmax_scale=self.scale
+        )
+
+    def _map(self, array: Any, rows: int) -> tuple[Any, Any]:
+        from cufmha.tma import TensorMapSpec
+
+        batch, heads, seqlen, head_dim = array.shape
+        row = head_dim * array.itemsize
+        spec = TensorMapSpec(
+            dtype=self.variant.dtype, dims=(head_dim, seqlen, heads, batch),
+            strides=(row, row * seqlen, row * seqlen * heads), box=(64, rows, 1, 1),
+            swizzle="128B",
+        )  # fmt: skip
+        return spec, array
+
+
+@contextlib.contextmanager
+def limited(seconds: int) -> Iterator[None]:
+    """TimeoutError after that long."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"more than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def verdict(bench: Bench, mutation: Mutation, seeds: int) -> str | None:
+    """How the mutant was caught, or None."""
+    from cufmha.errors import CufmhaError
+    from cufmha.isa import print_module
+
+    text = print_module(mutated(bench.module, mutation))
+    for seed in range(seeds):
+        try:
+            with limited(SECONDS):
+                bench.run(text, seed)
+        except CufmhaError as error:
+            return f"{type(error).__name__} (seed {seed})"
+        except AssertionError:
+            return f"wrong result (seed {seed})"
+        except TimeoutError:
+            return f"hang (seed {seed})"
+    return None
+
+
+def main(argv: list[str] | None = None) -> int:
+    from cufmha.isa import print_module
+
+    arguments = parse_arguments(argv)
+    bench = Bench(
+        arguments.arch, head_dim=arguments.head_dim, dtype=arguments.dtype,
+        causal=arguments.causal, case=Case(),
+    )  # fmt: skip
+    for seed in range(arguments.seeds):
+        bench.run(print_module(bench.module), seed)
+    chosen = mutations(bench.module)
+    if arguments.sample:
+        chosen = random.Random(arguments.sample).sample(chosen, arguments.sample)
+    rows, start = [], time.monotonic()
+    for number, mutation in enumerate(chosen, 1):
+        caught = verdict(bench, mutation, arguments.seeds)
+        rows.append({**dataclasses.asdict(mutation), "caught": caught})
+        print(f"{number}/{len(chosen)} {mutation}: {caught or 'SURVIVED'}", flush=True)
+    survivors = [row for row in rows if row["caught"] is None]
+    seconds = time.monotonic() - start
+    print(f"{len(rows)} mutants, {len(survivors)} survived, {seconds:.0f} s")
+    if arguments.out:
+        report = {"variant": bench.variant.name, "seeds": arguments.seeds, "mutants": rows}
+        arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+    return 0
+
+
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--arch", choices=("sm_90a", "sm_100a", "sm_103a"), default="sm_90a")
+    add("--head-dim", type=int, choices=(64, 128), default=128)
+    add("--dtype", choices=("bf16", "f16"), default="bf16")
+    add("--full", dest="causal", action="store_false", help="no causal mask")
+    add("--seeds", type=int, default=4, help="runs of each mutant, unless it is caught before")
+    add("--sample", type=int, default=0, help="only that many mutants, drawn at random")
+    add("--out", type=Path, help="a JSON file for the result")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    raise SystemExit(main())
