@@ -2,7 +2,8 @@
 """Tensor maps in memory: where they may lie, who changed them, and who has acquired the change.
 
 A map that the program writes (tensormap.replace, cp_fenceproxy, ordinary stores) may be used only
-by a thread that executed fence.proxy.tensormap acquire on it afterwards (PTX ISA 9.7.13.4).
+after a fence.proxy.tensormap acquire on it (PTX ISA 9.7.13.4), executed by the thread itself or by one
+of its block that a barrier orders before it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class ChangedMaps:
     def __init__(self, machine: Owner) -> None:
         self.versions: dict[int, int] = {}
         self.released: dict[int, int] = {}
-        self.acquired: dict[tuple[int, int, int], int] = {}
+        # (block, map) -> (warp, its epoch, version) of each acquire
+        self.acquired: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
 
     def change(self, address: int) -> None:
         self.versions[address] = self.versions.get(address, 0) + 1
@@ -36,14 +38,17 @@ class ChangedMaps:
             self.released[address] = self.versions[address]
 
     def acquire(self, warp: Warp, address: int) -> None:
-        key = (warp.cta.linear, warp.index, address)
-        self.acquired[key] = self.released.get(address, 0)
+        epoch = int(warp.knowledge.clock[warp.uid])
+        entry = (warp.uid, epoch, self.released.get(address, 0))
+        self.acquired.setdefault((warp.cta.linear, address), []).append(entry)
 
     def check(self, warp: Warp, address: int) -> None:
         version = self.versions.get(address)
         if version is None:
             return
-        if self.acquired.get((warp.cta.linear, warp.index, address), 0) < version:
+        clock = warp.knowledge.clock
+        seen = self.acquired.get((warp.cta.linear, address), [])
+        if not any(v >= version and (u == warp.uid or clock[u] >= e) for u, e, v in seen):
             raise MissingProxyFence(
                 f"the tensor map at {address:#x} was changed and is used with no "
                 "fence.proxy.tensormap acquire of that change",

@@ -87,8 +87,13 @@ def encode(spec: TensorMapSpec, address: int) -> bytes:
     ).pack()  # fmt: skip
 
 
-def decode(raw: bytes) -> Fields:
-    """DescriptorError for bytes that are no tensor map."""
+def decode(raw: bytes, *, blank: bool = False) -> Fields:
+    """DescriptorError for bytes that are no tensor map.
+
+    `blank`: 128 zeros are one too, of one element, for programs that build maps by replacing all.
+    """
+    if blank and not any(raw[:SIZE]):
+        return Fields(0, 1, 0, 0, 0, 0, 0, (1,) * 5, (0,) * 4, (1,) * 5)
     values = _LAYOUT.unpack(raw[: _LAYOUT.size])
     if values[0] != MAGIC:
         raise DescriptorError("the 128 bytes at this address are no tensor map")

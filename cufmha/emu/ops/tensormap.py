@@ -52,7 +52,7 @@ def replace_field(inst: nodes.Instruction, ctx: Context) -> Any:
         at, values = address(w), value(w)
         for lane in _lanes(mask):
             view = _view(w, int(at[lane]), space)
-            changed = _changed(decode(view.tobytes()), name, ordinal, int(values[lane]))
+            changed = _changed(decode(view.tobytes(), blank=True), name, ordinal, int(values[lane]))
             view[:] = np.frombuffer(changed.pack(), np.uint8)
             if space != "shared":
                 w.machine.state(ChangedMaps).change(int(at[lane]))
