@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import IllegalInstruction, UnsupportedInstruction
+from ...errors import IllegalInstruction
 from ...isa import nodes
 from ..context import Context
 from ..lanes import Warp
@@ -108,8 +108,3 @@ def pass_time(inst: nodes.Instruction, ctx: Context) -> Any:
         w.machine.polls += inst.opcode == "nanosleep"
 
     return run
-
-
-@operation("brkpt", kind="warp", isa="9.7.19.1")
-def breakpoint_(inst: nodes.Instruction, ctx: Context) -> Any:
-    ctx.fail(UnsupportedInstruction, "is not executed")

@@ -305,8 +305,3 @@ def nth_set(inst: nodes.Instruction, ctx: Context) -> LaneFn:
         return result
 
     return LaneFn(fn, ("b32",), ("b32", "u32", "s32"))
-
-
-@operation("vadd", "vsub", "vmin", "vmax", "vadd2", "vadd4", kind="lane", isa="9.7.17")
-def video(inst: nodes.Instruction, ctx: Context) -> LaneFn:
-    ctx.fail(UnsupportedInstruction, "video instructions are not executed")

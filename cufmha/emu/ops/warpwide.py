@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import ConvergenceError, IllegalInstruction, UnsupportedInstruction, UnsupportedTarget
+from ...errors import ConvergenceError, IllegalInstruction, UnsupportedTarget
 from ...isa.nodes import Instruction, Pair
 from ..context import Context
 from ..lanes import Warp
@@ -267,8 +267,3 @@ def active_mask(inst: Instruction, ctx: Context) -> Run:
 def warp_barrier(inst: Instruction, ctx: Context) -> Run:
     _require_operands(inst, ctx, 1)
     return together(ctx, inst.operands[0], lambda w, active, member: None)
-
-
-@operation("bar.warp", kind="warp", isa="9.7.13.2")
-def other_warp_barrier(inst: Instruction, ctx: Context) -> Run:
-    ctx.fail(UnsupportedInstruction, "is not executed")
