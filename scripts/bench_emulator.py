@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How fast the emulator runs attention forward: instructions and lane-operations a second, memory.
 
-    python scripts/bench_emulator.py --arch sm_90a --shape 1x512x2x128
+python scripts/bench_emulator.py --arch sm_90a --shape 1x512x2x128
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ def launch(module: Module, variant: KernelVariant, arrays: list[np.ndarray]) -> 
 
 def tensor_map(array: np.ndarray, rows: int) -> TensorMapSpec:
     return TensorMapSpec(
-        dtype="bf16", dims=tuple(reversed(array.shape)), strides=tuple(reversed(array.strides[:-1])),
+        dtype="bf16", dims=tuple(reversed(array.shape)),
+        strides=tuple(reversed(array.strides[:-1])),
         box=(64, rows, 1, 1), swizzle="128B",
     )  # fmt: skip
 

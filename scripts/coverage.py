@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which instruction forms the emulator executes, and what proves each: docs/emulator-coverage.md.
 
-    python scripts/coverage.py            # write the table
-    python scripts/coverage.py --check    # exit status 1 if the file is out of date
+python scripts/coverage.py            # write the table
+python scripts/coverage.py --check    # exit status 1 if the file is out of date
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ for what a test fills in.
 
 - **recorded**: forms in the programs that ran on an H200 and whose answers the emulator repeats
   (`tests/emu/probes`, `tests/emu/golden`): {recorded} forms, {answers} answers.
-- **by other means**: forms in tests whose expected values come from NumPy or from the text of the ISA, and
-  in the attention kernels, which are right against a reference: {other} forms.
+- **by other means**: forms in tests whose expected values come from NumPy or from the text of the
+  ISA, and in the attention kernels, which are right against a reference: {other} forms.
 - **neither**: nothing names it.
 
 | operation | PTX ISA | recorded | by other means only | where |

@@ -24,7 +24,8 @@ from .targets import TARGETS
 _ARGUMENTS = """
 arguments, in the entry's order:
   FILE.npy, FILE.npz:KEY      an array (device pointer)
-  zeros:f32:4x128             also ones:, nan:, random:; types i8 … u64, f16, bf16, f32, f64, e4m3, e5m2
+  zeros:f32:4x128             also ones:, nan:, random:; types i8 … u64, f16, bf16, f32, f64,
+                              e4m3, e5m2
   i32:5, f32:0.5              a scalar by value
   hex:00ff12                  a structure by value
   tma:@0;box=64x128;swizzle=128B   a tensor map over the array of argument 0 (or tma:FILE.npy;…)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A debugger over standard input: breakpoints by line, steps, registers, shared and tensor memory.
 
-    break LINE [WARP [BLOCK]]   stop before the line          delete LINE     forget it
-    step [N]                    N more instructions of this warp
-    continue                    to the next breakpoint        quit            end the launch
-    print NAME [LANE]           a register, in all lanes or one
-    smem OFFSET [WORDS]         this block's shared memory, 32-bit words, from its window offset
-    tmem LANE COLUMN [COLUMNS]  this block's tensor memory
-    where                       this warp and the line        warps           all warps and their lines
+break LINE [WARP [BLOCK]]   stop before the line          delete LINE     forget it
+step [N]                    N more instructions of this warp
+continue                    to the next breakpoint        quit            end the launch
+print NAME [LANE]           a register, in all lanes or one
+smem OFFSET [WORDS]         this block's shared memory, 32-bit words, from its window offset
+tmem LANE COLUMN [COLUMNS]  this block's tensor memory
+where                       this warp and the line        warps           all warps and their lines
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class MatrixDescriptor:
                    names[code])  # fmt: skip
 
     def offsets(self, rows: int, columns: int, size: int, *, mn_major: bool) -> np.ndarray:
-        """Byte offset in shared memory of element (row, k): `rows` along m or n, `columns` along k."""
+        """Byte offset in shared memory of element (row, k); rows run along m or n."""
         flat = _layout(self.leading, self.stride, self.swizzle, rows, columns, size, mn_major)
         _, shift, mask = SWIZZLES[self.swizzle]
         where = flat + self.start

@@ -49,9 +49,7 @@ class Cells:
 
         A cell is (home, address): cluster number for shared memory, -1 for global.
         """
-        knowledge = (
-            self.machine.publish(warp) if sem in RELEASING else warp.state(Fences).published
-        )
+        knowledge = self.machine.publish(warp) if sem in RELEASING else warp.state(Fences).published
         if knowledge is None:
             return
         number = warp.cta.cluster.number

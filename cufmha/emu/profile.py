@@ -14,12 +14,14 @@ from .registry import Wait
 
 Wrap = Callable[[int, Callable[[Any], Any]], Callable[[Any], Any]]
 
-_SPECIAL_FUNCTIONS = frozenset("ex2 lg2 rcp rsqrt sqrt sin cos tanh div".split())
-_CONTROL = frozenset("bra brx ret exit call trap nanosleep pmevent".split())
-_TOGETHER = frozenset("shfl vote match redux elect activemask".split())
-_ORDER = frozenset("bar barrier fence membar setmaxnreg griddepcontrol mbarrier".split())
-_FLOATS = frozenset("f16 f16x2 bf16 bf16x2 f32 f32x2 f64".split())
-_FLOATING = frozenset("add sub mul fma mad".split())
+_SPECIAL_FUNCTIONS = frozenset(["ex2", "lg2", "rcp", "rsqrt", "sqrt", "sin", "cos", "tanh", "div"])
+_CONTROL = frozenset(["bra", "brx", "ret", "exit", "call", "trap", "nanosleep", "pmevent"])
+_TOGETHER = frozenset(["shfl", "vote", "match", "redux", "elect", "activemask"])
+_ORDER = frozenset(
+    ["bar", "barrier", "fence", "membar", "setmaxnreg", "griddepcontrol", "mbarrier"]
+)
+_FLOATS = frozenset(["f16", "f16x2", "bf16", "bf16x2", "f32", "f32x2", "f64"])
+_FLOATING = frozenset(["add", "sub", "mul", "fma", "mad"])
 PIPES = ("matrix", "tensor memory", "float", "special", "alu", "convert", "shared", "global",
          "copy", "order", "warp", "control")  # fmt: skip
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Launch arguments as text, for the command line: arrays from files or made up, and scalars.
 
-    q.npy                 the array of a file         data.npz:key   one array of an archive
-    zeros:f32:4x128       also ones, nan, random      i32:5 f32:0.5  a scalar, passed by value
-    hex:00ff12            a structure, passed by value
-    tma:@0;box=64x128;swizzle=128B                    a tensor map over the array of argument 0
+q.npy                 the array of a file         data.npz:key   one array of an archive
+zeros:f32:4x128       also ones, nan, random      i32:5 f32:0.5  a scalar, passed by value
+hex:00ff12            a structure, passed by value
+tma:@0;box=64x128;swizzle=128B                    a tensor map over the array of argument 0
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of tcgen05.mma and copies of tcgen05.cp: operands, accumulators, and their completion."""
+"""Products of tcgen05.mma and copies of tcgen05.cp: operands, accumulators, completion."""
 
 from __future__ import annotations
 
@@ -155,7 +155,9 @@ class TensorProduct(TmemOp):
             if not isinstance(self.a, MatrixDescriptor):
                 column = self.a & 0xFFFF
                 lanes = self._a_lanes()
-                tmem.begin(self, lanes, column, column + _COLUMNS_OF_A, write=False, hazards=hazards)
+                tmem.begin(
+                    self, lanes, column, column + _COLUMNS_OF_A, write=False, hazards=hazards
+                )
             if self.accumulate:
                 tmem.begin(self, self.at.touched(), self.column, self.column + width, write=False,
                            hazards=hazards)  # fmt: skip
@@ -170,7 +172,9 @@ class TensorProduct(TmemOp):
     def _a_lanes(self) -> np.ndarray:
         assert isinstance(self.a, int)
         if self.instruction.m != 64 and self.a >> 16:
-            raise TmemAccess(f"A of {self.instruction.m} rows at lane {self.a >> 16}", address=self.a)
+            raise TmemAccess(
+                f"A of {self.instruction.m} rows at lane {self.a >> 16}", address=self.a
+            )
         if self.instruction.m == 64 and self.a >> 16 != self.at.base_lane:
             raise TmemAccess("A and D must lie on the same lanes", address=self.a)
         return self.at.lanes()
@@ -242,9 +246,7 @@ class TensorCopy(TmemOp):
             raise TmemAccess(f"a copy to lane {address >> 16}", address=address)
         self.words = words
         self.from_ = source.offsets(rows, words, 4, mn_major=False)
-        self.targets = [
-            np.concatenate([32 * q + np.arange(32) for q in turn]) for turn in quarters
-        ]
+        self.targets = [np.concatenate([32 * q + np.arange(32) for q in turn]) for turn in quarters]
 
     def issue(self) -> None:
         hazards = self.warp.machine.hazards

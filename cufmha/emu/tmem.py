@@ -42,7 +42,7 @@ def lane_bits(lanes: np.ndarray) -> int:
 
 
 class TmemOp(AsyncOp):
-    """Work on tensor memory. `thread` is (warp, lane) for products, (warp, -1) for loads, stores."""
+    """Work on tensor memory. `thread` names warp and lane; loads and stores have lane −1."""
 
     moves_registers = False
 
@@ -283,4 +283,3 @@ class TmemStore(TmemOp):
             cells[self.lanes, first + 1] = self.values >> np.uint32(16)
         else:
             cells[self.lanes, self.columns] = self.values
-

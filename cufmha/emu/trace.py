@@ -113,9 +113,9 @@ class Trace:
     def _signal(self, by: Any, now: int) -> None:
         """Whoever waits in the cluster and can go on now was released by this."""
         for w, waiting in self._waiting.items():
-            if waiting.released is None and w.cta.cluster is by.cta.cluster and w is not by:
-                if waiting.wait.ready():
-                    waiting.released = now
+            near = w.cta.cluster is by.cta.cluster and w is not by
+            if waiting.released is None and near and waiting.wait.ready():
+                waiting.released = now
 
     def _observe(self, op: AsyncOp, complete: bool) -> None:
         w = op.warp
@@ -167,7 +167,9 @@ class Trace:
         figure, axes = pyplot.subplots(figsize=(14, 1.2 + 0.3 * len(rows)))
         for number, row in enumerate(rows):
             for what, color in _COLORS.items():
-                bars = [(s.start, s.end - s.start) for s in spans if s.row == row and s.what == what]
+                bars = [
+                    (s.start, s.end - s.start) for s in spans if s.row == row and s.what == what
+                ]
                 axes.broken_barh(bars, (number - 0.4, 0.8), facecolors=color, linewidth=0)
         axes.set_yticks(range(len(rows)), rows)
         axes.invert_yaxis()

@@ -60,7 +60,12 @@ class WarpgroupView:
 
     def __init__(self, warps: list[Warp], line: int) -> None:
         first = warps[-1]
-        self.cta, self.machine, self.index, self.uid = first.cta, first.machine, first.index, first.uid
+        self.cta, self.machine, self.index, self.uid = (
+            first.cta,
+            first.machine,
+            first.index,
+            first.uid,
+        )
         self.line = line
         known = [warp.knowledge for warp in warps]
         self.knowledge = joint = Knowledge(len(first.knowledge.clock))
@@ -156,7 +161,7 @@ class Ticket:
 
 
 class WgmmaState:
-    """Per warp: registers as of the last wgmma.fence, products not committed, groups not waited for."""
+    """Per warp: registers as of the last fence, products not committed, groups not waited for."""
 
     def __init__(self, warp: Warp) -> None:
         self.warp = warp
@@ -214,7 +219,7 @@ class WgmmaState:
         found = {self.writer[slot][0] for slot in d if slot in self.writer}
         if not found:
             return None
-        previous, registers = self.writer[d[0]] if d[0] in self.writer else (None, ())
+        previous, registers = self.writer.get(d[0], (None, ()))
         if previous is None or registers != d or previous.request.shape.n != request.shape.n:
             raise MissingWgmmaWait(
                 "accumulators of a product in flight enter one of another shape or order"
@@ -255,9 +260,7 @@ class WgmmaState:
         over = self.groups[: max(len(self.groups) - remaining, 0)]
         pending = [op for group in over for op in group if not op.complete]
         if pending:
-            return Wait(
-                lambda: all(op.complete for op in pending), lambda: _describe(pending)
-            )
+            return Wait(lambda: all(op.complete for op in pending), lambda: _describe(pending))
         self.groups = self.groups[len(over) :]
         for group in over:
             for op in group:

@@ -19,8 +19,13 @@ REGISTERS = """
 
 
 def kernel(
-    body: str, args: tuple[Any, ...] = (), *, before: str = "", directives: str = "",
-    target: str = "sm_90a", version: str = "8.8",
+    body: str,
+    args: tuple[Any, ...] = (),
+    *,
+    before: str = "",
+    directives: str = "",
+    target: str = "sm_90a",
+    version: str = "8.8",
 ) -> str:
     """A module with the entry `k`, whose parameters p0, p1, … fit the arguments."""
     parameters = []
@@ -56,7 +61,11 @@ def run(
     text = kernel(body, args, before=before, directives=directives, target=target)
     module = Module(text, arch=arch, seed=seed, rules=rules, hazards=hazards)
     return module.launch(
-        "k", grid=(grid, 1, 1), block=(block, 1, 1), args=list(args), cluster=(cluster, 1, 1),
+        "k",
+        grid=(grid, 1, 1),
+        block=(block, 1, 1),
+        args=list(args),
+        cluster=(cluster, 1, 1),
         dynamic_smem_bytes=smem,
     )
 
@@ -72,7 +81,12 @@ def lanes(body: str, *inputs: np.ndarray, block: int | None = None, **options: A
             "add.u64 %d1, %d1, %d0;",
             f"ld.global.u32 %r{number + 2}, [%d1];",
         ]
-    lines += [body, "ld.param.u64 %d1, [p0];", "add.u64 %d1, %d1, %d0;", "st.global.u32 [%d1], %r1;"]
+    lines += [
+        body,
+        "ld.param.u64 %d1, [p0];",
+        "add.u64 %d1, %d1, %d0;",
+        "st.global.u32 [%d1], %r1;",
+    ]
     run("\n".join(lines), out, *inputs, block=threads, **options)
     return out
 

@@ -55,7 +55,8 @@ allocated:
 """,
     "proxy": "    fence.proxy.async.shared::cta;\n",
     "publish allocation": "    tcgen05.fence::before_thread_sync;\n    bar.sync 0;\n"
-    "    tcgen05.fence::after_thread_sync;\n    ld.shared.b32 %tmem, [%slot];\n    add.u32 %row, %row, %tmem;\n",
+    "    tcgen05.fence::after_thread_sync;\n    ld.shared.b32 %tmem, [%slot];\n"
+    "    add.u32 %row, %row, %tmem;\n",
     "before product": "",
     "product": "    @!%leader bra issued;\nPRODUCT\n    COMMIT\nissued:\n",
     "wait": """
@@ -67,7 +68,8 @@ wait:
     "load": "    tcgen05.ld.sync.aligned.32x32b.xN.b32 {REGISTERS}, [%row];\n",
     "wait load": "    tcgen05.wait::ld.sync.aligned;\n",
     "store": "STORE",
-    "before free": "    tcgen05.fence::before_thread_sync;\n    bar.sync 0;\n    tcgen05.fence::after_thread_sync;\n",
+    "before free": "    tcgen05.fence::before_thread_sync;\n    bar.sync 0;\n"
+    "    tcgen05.fence::after_thread_sync;\n",
     "free": """
     @%on bra freed;
     tcgen05.dealloc.cta_group::1.sync.aligned.b32 %tmem, COLUMNS;
@@ -101,14 +103,21 @@ class Product:
                             ("xN", f"x{self.n}"), ("COLUMNS", str(self.columns))):  # fmt: skip
             body = body.replace(name, value)
         switch = "    setp.ne.u32 %on, %w, 0;\n"
-        return (HEAD + switch + body + "    ret;\n}\n").replace(
-            "IMAGE", str(len(self.image))
-        ).replace("sm_100f", self.target)
+        return (
+            (HEAD + switch + body + "    ret;\n}\n")
+            .replace("IMAGE", str(len(self.image)))
+            .replace("sm_100f", self.target)
+        )
 
-    def run(self, *, seed: int = 0, rules: str = "isa", arch: str = "sm_100a", **options: Any) -> np.ndarray:  # noqa: E501
+    def run(
+        self, *, seed: int = 0, rules: str = "isa", arch: str = "sm_100a", **options: Any
+    ) -> np.ndarray:
         out = np.zeros((128, self.n), np.uint32)
         Module(self.text(), arch=arch, seed=seed, rules=rules, **options).launch(
-            "k", grid=(1,), block=(128,), args=[self.image, out],
+            "k",
+            grid=(1,),
+            block=(128,),
+            args=[self.image, out],
             dynamic_smem_bytes=len(self.image) + 64,
         )
         return out
@@ -128,7 +137,7 @@ def multiply(
     a_tmem: str = "",
     group: int = 1,
 ) -> str:
-    """One tcgen05.mma on operands at byte offsets a and b of the image (SW128, 1024-byte groups)."""
+    """One tcgen05.mma on operands at byte offsets a and b of the image (128-byte swizzle)."""
     lines = []
     for register, at in (("%a", a), ("%b", b)):
         lines += [
@@ -141,13 +150,14 @@ def multiply(
     lines += [
         f"    setp.ne.u32 %p, {int(enable)}, 0;",
         f"    mov.b32 %r3, {idesc:#x};",
-        f"    tcgen05.mma.cta_group::{group}.kind::{kind} [{d}], {a_tmem or '%a'}, %b, %r3, %p{tail};",
+        f"    tcgen05.mma.cta_group::{group}.kind::{kind} [{d}], {a_tmem or '%a'}, %b, %r3, "
+        f"%p{tail};",
     ]
     return "\n".join(lines) + "\n"
 
 
 def swizzled(rows: np.ndarray) -> np.ndarray:
-    """Rows of 128 bytes as the 128-byte swizzle stores them: chunk c of row r at chunk c ^ (r % 8)."""
+    """Rows of 128 bytes as the 128-byte swizzle stores them: chunk c of row r at c ^ (r % 8)."""
     chunks = rows.view(np.uint8).reshape(len(rows), 8, 16)
     out = np.empty_like(chunks)
     for r in range(len(rows)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m cufmha.emu`: launches from files, lint, canonical text, profile, timeline, debugger."""
+"""`python -m cufmha.emu`: launches from files, lint, canonical text, profile, trace, debugger."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ HEAD = """
 RNG = np.random.default_rng(5)
 VALUES = RNG.integers(0, 2**32, 128, np.uint32)
 FOLDS = {
-    "add.u32": lambda x, start: (x.sum(dtype=np.uint32) + np.uint32(start)),
+    "add.u32": lambda x, start: x.sum(dtype=np.uint32) + np.uint32(start),
     "min.u32": lambda x, start: min(x.min(), start),
     "max.u32": lambda x, start: max(x.max(), start),
     "and.b32": lambda x, start: np.bitwise_and.reduce(x) & np.uint32(start),

@@ -129,7 +129,9 @@ def test_a_barrier_in_a_branch_of_the_warp_must_not_be_aligned():
         ret;
     """
     error = assert_twins(
-        (ConvergenceError, Deadlock), body.format("bar.sync 0;"), body.format("bar.warp.sync ~0x7f;")
+        (ConvergenceError, Deadlock),
+        body.format("bar.sync 0;"),
+        body.format("bar.warp.sync ~0x7f;"),
     )
     assert error.line is not None or "line" in str(error)
 
@@ -153,7 +155,9 @@ def test_reducing_barriers_answer_all_threads(form, expected):
 
 
 def test_all_participants_name_the_same_count():
-    body = OUT + """
+    body = (
+        OUT
+        + """
         setp.lt.u32 %p1, %r0, 32;
         @%p1 bra one;
         bar.sync 1, 64;
@@ -163,6 +167,7 @@ def test_all_participants_name_the_same_count():
         end:
         ret;
     """
+    )
     assert_twins(IllegalInstruction, body.format(96), body.format(64), np.zeros(64), block=64)
 
 
@@ -172,13 +177,16 @@ def test_numbers_and_counts_of_barriers_have_rules(wrong, right):
 
 
 def test_a_barrier_that_nobody_else_reaches_is_a_deadlock_and_the_report_says_where():
-    body = OUT + """
+    body = (
+        OUT
+        + """
         setp.ge.u32 %p1, %r0, 32;
         @%p1 bra end;
         bar.sync 5, {};
         end:
         ret;
     """
+    )
     error = assert_twins(Deadlock, body.format(64), body.format(32), np.zeros(64), block=64)
     assert "barrier 5" in str(error)
     assert "32 of 64" in str(error)

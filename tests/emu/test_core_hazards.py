@@ -28,13 +28,16 @@ def test_a_read_of_what_another_warp_wrote_needs_a_barrier():
 
 
 def test_a_write_over_what_another_warp_reads_needs_a_barrier():
-    body = HEAD + """
+    body = (
+        HEAD
+        + """
     st.shared.u32 [%r11], %r0;
     bar.sync 0;
     ld.shared.u32 %r2, [%r12];
     {}
     st.shared.u32 [%r11], %r2;
     """
+    )
     assert_twins(DataRace, body.format(""), body.format("bar.sync 0;"), block=64)
 
 
@@ -45,7 +48,9 @@ def test_two_warps_that_write_one_place_need_a_barrier():
 
 
 def test_a_barrier_that_only_others_attend_does_not_order():
-    body = HEAD + """
+    body = (
+        HEAD
+        + """
     setp.lt.u32 %p1, %r0, 64;
     setp.ge.u32 %p2, %r0, 96;
     @%p2 bra reader;
@@ -59,11 +64,14 @@ def test_a_barrier_that_only_others_attend_does_not_order():
     ld.shared.u32 %r2, [tile];
     end:
     """
+    )
     assert_twins(DataRace, body.format(64, 2, 32), body.format(96, 1, 96), block=128)
 
 
 def test_an_arrival_before_the_store_does_not_publish_it():
-    body = HEAD + """
+    body = (
+        HEAD
+        + """
     setp.ge.u32 %p1, %r0, 32;
     @%p1 bra reader;
     {}
@@ -74,6 +82,7 @@ def test_an_arrival_before_the_store_does_not_publish_it():
     end:
     bar.sync 0;
     """
+    )
     store, arrive = "st.shared.u32 [%r11], %r0;\n", "bar.arrive 1, 64;\n"
     assert_twins(HazardError, body.format(
         "bar.arrive 1, 64;\nst.shared.u32 [%r11], %r0;"), body.format(store + arrive), block=64,

@@ -36,7 +36,9 @@ def test_narrow_loads_extend_by_their_sign(kind, expected):
     assert (got == expected(WORDS).astype(np.uint32)).all()
 
 
-@pytest.mark.parametrize(("count", "kind"), [(2, "b32"), (4, "b32"), (2, "b64"), (4, "u16"), (4, "u8")])
+@pytest.mark.parametrize(
+    ("count", "kind"), [(2, "b32"), (4, "b32"), (2, "b64"), (4, "u16"), (4, "u8")]
+)
 def test_vector_loads_and_stores_move_neighbors(count, kind):
     size = int(kind[1:]) // 8
     source = RNG.integers(0, 256, 32 * count * size, np.uint8)
@@ -252,7 +254,9 @@ POINTER = "ld.param.u64 %d0, [p0];\n"
 
 def test_an_access_behind_an_array_is_out_of_bounds():
     error = assert_twins(
-        OutOfBounds, POINTER + "ld.global.u32 %r1, [%d0+128];", POINTER + "ld.global.u32 %r1, [%d0+124];",
+        OutOfBounds,
+        POINTER + "ld.global.u32 %r1, [%d0+128];",
+        POINTER + "ld.global.u32 %r1, [%d0+124];",
         np.zeros(32, np.uint32),
     )  # fmt: skip
     assert error.address is not None
@@ -275,7 +279,9 @@ def test_shared_memory_ends_where_the_block_asked():
 
 def test_the_null_address_is_in_no_memory():
     assert_twins(
-        OutOfBounds, "mov.u64 %d0, 0;\nld.global.u32 %r1, [%d0];", POINTER + "ld.global.u32 %r1, [%d0];",
+        OutOfBounds,
+        "mov.u64 %d0, 0;\nld.global.u32 %r1, [%d0];",
+        POINTER + "ld.global.u32 %r1, [%d0];",
         np.zeros(1, np.uint32),
     )  # fmt: skip
 
@@ -363,9 +369,7 @@ def test_local_memory_is_written_before_it_is_read():
 
 
 def test_parameters_end():
-    assert_twins(
-        OutOfBounds, "ld.param.u32 %r1, [p0+4];", "ld.param.u32 %r1, [p0];", np.uint32(1)
-    )
+    assert_twins(OutOfBounds, "ld.param.u32 %r1, [p0+4];", "ld.param.u32 %r1, [p0];", np.uint32(1))
 
 
 def test_constant_memory_is_for_reading():

@@ -36,9 +36,7 @@ def test_shuffles_read_the_named_lane_of_their_segment(mode, b, c, source):
 
 
 def test_a_shuffles_predicate_tells_whether_the_lane_was_within_its_segment():
-    got = lanes(
-        "shfl.sync.down.b32 %r1|%p1, %r2, 8, 31, -1;\nselp.u32 %r1, 1, 0, %p1;", VALUES
-    )
+    got = lanes("shfl.sync.down.b32 %r1|%p1, %r2, 8, 31, -1;\nselp.u32 %r1, 1, 0, %p1;", VALUES)
     assert got.tolist() == [1] * 24 + [0] * 8
 
 
@@ -137,9 +135,7 @@ def test_votes_count_every_lane(form, bits, expected):
 
 
 def test_a_ballot_collects_the_predicates():
-    got = lanes(
-        "setp.gt.u32 %p1, %r2, 20;\nvote.sync.ballot.b32 %r1, !%p1, 0xffffffff;", LANE
-    )
+    got = lanes("setp.gt.u32 %p1, %r2, 20;\nvote.sync.ballot.b32 %r1, !%p1, 0xffffffff;", LANE)
     assert (got == 0x1FFFFF).all()
 
 

@@ -156,9 +156,11 @@ def test_products_into_different_accumulators_are_not_in_order_by_the_isa():
             + f"    tcgen05.st.sync.aligned.32x32b.x8.b32 [%row+64], {{{words}}};\n"
             + "    tcgen05.wait::st.sync.aligned;\n" + BEFORE + AFTER
         )  # fmt: skip
-        found.instructions = multiply(
-            0, 16384, code, enable=False, a_tmem="[%tmem+64]"
-        ) + "    add.u32 %r6, %tmem, 64;\n" + multiply(0, 16384, code, enable=False, d="%r6")
+        found.instructions = (
+            multiply(0, 16384, code, enable=False, a_tmem="[%tmem+64]")
+            + "    add.u32 %r6, %tmem, 64;\n"
+            + multiply(0, 16384, code, enable=False, d="%r6")
+        )
         return found
 
     product().run(rules="hardware")

@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 from tensor_snippets import Product, multiply, swizzled
 
-from cufmha.errors import DescriptorError, IllegalInstruction, TmemAccess, TmemAllocation, UnsupportedTarget
+from cufmha.errors import (
+    DescriptorError,
+    IllegalInstruction,
+    TmemAccess,
+    TmemAllocation,
+    UnsupportedTarget,
+)
 
 BF16 = ml_dtypes.bfloat16
 RNG = np.random.default_rng(11)
@@ -33,7 +39,9 @@ def family(kind: str) -> str:
     return kind if kind == "tf32" else "f16" if kind in ("bf16", "f16") else "f8f6f4"
 
 
-def product_of(kind: str, n: int, *, steps: int = 4, m: int = 128, extra: int = 0) -> tuple[Product, np.ndarray]:  # noqa: E501
+def product_of(
+    kind: str, n: int, *, steps: int = 4, m: int = 128, extra: int = 0
+) -> tuple[Product, np.ndarray]:
     a_bytes, a = integers(kind, 128)
     b_bytes, b = integers(kind, n)
     image = np.concatenate([swizzled(a_bytes), swizzled(b_bytes)])
@@ -61,7 +69,9 @@ def test_every_operand_format_multiplies_exactly_on_small_integers(kind, n):
 
 def test_f16_accumulators_lie_in_the_low_halves():
     product, expected = product_of("f16", 32, steps=1)
-    product.instructions = product.instructions.replace(hex(idesc("f16", 32)), hex(idesc("f16", 32) & ~0x10))
+    product.instructions = product.instructions.replace(
+        hex(idesc("f16", 32)), hex(idesc("f16", 32) & ~0x10)
+    )
     assert (product.run().astype(np.uint16).view(np.float16) == expected).all()
 
 
@@ -106,7 +116,8 @@ def test_mn_major_operands_are_transposed():
 def test_accumulators_of_64_rows_lie_on_16_lanes_of_each_quarter():
     product, expected = product_of("bf16", 16, steps=1, m=64)
     product.changes["load"] = (
-        "    tcgen05.ld.sync.aligned.16x64b.x8.b32 {%d0, %d1, %d2, %d3, %d4, %d5, %d6, %d7}, [%row];\n"
+        "    tcgen05.ld.sync.aligned.16x64b.x8.b32 "
+        "{%d0, %d1, %d2, %d3, %d4, %d5, %d6, %d7}, [%row];\n"
     )
     product.changes["store"] = "STORE"
     product.n = 8
@@ -197,7 +208,8 @@ def test_a_copy_spreads_32_rows_over_all_quarters():
     image[16384:] = words.view(np.uint8).reshape(-1)
     copy = (
         "    add.u32 %low, %base, 16384;\n    bfe.u32 %low, %low, 4, 14;\n"
-        "    or.b32 %low, %low, 0x10000;\n    mov.b32 %high, 0x00004008;\n    mov.b64 %a, {%low, %high};\n"
+        "    or.b32 %low, %low, 0x10000;\n    mov.b32 %high, 0x00004008;\n"
+        "    mov.b64 %a, {%low, %high};\n"
         "    tcgen05.cp.cta_group::1.32x128b.warpx4 [%tmem], %a;\n"
     )
     got = Product(image, 4, copy).run()
@@ -244,7 +256,8 @@ def test_columns_beyond_the_allocation_are_refused():
     product, _ = product_of("bf16", 16, steps=1)
     wrong(
         TmemAccess, "not allocated", product,
-        load="    add.u32 %row, %row, 120;\n    tcgen05.ld.sync.aligned.32x32b.xN.b32 {REGISTERS}, [%row];\n",
+        load="    add.u32 %row, %row, 120;\n"
+        "    tcgen05.ld.sync.aligned.32x32b.xN.b32 {REGISTERS}, [%row];\n",
     )  # fmt: skip
 
 
@@ -312,7 +325,8 @@ def test_instruction_descriptors_the_hardware_would_misread(change, match):
 
 def test_a_product_is_issued_by_one_thread():
     product, _ = product_of("bf16", 16, steps=1)
-    product.changes["product"] = "    setp.ge.u32 %on, %t, 2;\n    @%on bra issued;\nPRODUCT\nissued:\n" \
+    product.changes["product"] = \
+        "    setp.ge.u32 %on, %t, 2;\n    @%on bra issued;\nPRODUCT\nissued:\n" \
         "    @%leader COMMIT\n    setp.ne.u32 %on, %w, 0;\n"  # fmt: skip
     with pytest.raises(IllegalInstruction, match="2 threads"):
         product.run()

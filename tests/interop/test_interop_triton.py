@@ -135,8 +135,10 @@ def run_attention(arch: str, specialized: bool, seed: int, rules: str) -> float:
     return float(np.abs(o.astype(np.float32) - expected).max())
 
 
-PRODUCTS = [("plain", "sm_90a"), ("plain", "sm_100a"), ("mapped", "sm_90a"), ("mapped", "sm_100a"),
-            ("self_mapped", "sm_90a"), ("self_mapped", "sm_100a"), ("specialized", "sm_100a")]  # fmt: skip
+PRODUCTS = [
+    *((kernel, arch) for kernel in ("plain", "mapped", "self_mapped") for arch in ARCHES),
+    ("specialized", "sm_100a"),
+]
 ATTENTIONS = [("sm_90a", False), ("sm_100a", False), ("sm_100a", True)]
 
 

@@ -247,4 +247,3 @@ def _build_wide(
         w.write(out, old)
 
     return run
-

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ldmatrix and stmatrix (PTX ISA 9.7.14.5.15, .16): 8 x 8 tiles of 16 bits, wider ones of 8 bits."""
+"""ldmatrix and stmatrix (PTX ISA 9.7.14.5.15, .16): 8 x 8 tiles of 16 bits, wider ones of 8."""
 
 from __future__ import annotations
 

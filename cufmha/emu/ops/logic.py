@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import IllegalInstruction, UnsupportedInstruction
+from ...errors import IllegalInstruction
 from ...isa import nodes
 from .. import types
 from ..context import Context
@@ -155,7 +155,7 @@ def _low_mask(length: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def _field_limit(bits: int) -> np.uint32:
-    """Which bits of positions and lengths count: the text says eight, but 64-bit fields take all."""
+    """Bits of positions and lengths that count: eight, says the text; 64-bit fields take all."""
     return U32.type(255 if bits == 32 else 0xFFFFFFFF)
 
 
@@ -177,7 +177,9 @@ def extract(inst: nodes.Instruction, ctx: Context) -> LaneFn:
             top = np.maximum(top, 0).astype(unsigned)
             negative = (a >> top & unsigned.type(1)).astype(bool) & (length > 0)
             keep = np.clip(length, 0, bits)
-            keep = np.where(position >= bits, 0, np.minimum(keep, bits - np.minimum(position, bits)))
+            keep = np.where(
+                position >= bits, 0, np.minimum(keep, bits - np.minimum(position, bits))
+            )
             field = np.where(negative, field | ~_low_mask(keep, unsigned), field)
         return field
 

@@ -108,9 +108,9 @@ def fence(inst: Instruction, ctx: Context) -> Run:
     scopes = [m for m in words if m in _SCOPES]
     if len(scopes) != 1 or len(semantics) > 1 or len(words) != len(scopes) + len(semantics):
         ctx.fail(IllegalInstruction, "is no form of fence")
-    if semantics == ["acquire"] or semantics == ["release"]:
-        if "sync_restrict" not in inst.name and ctx.program.module.version < (8, 6):
-            ctx.fail(IllegalInstruction, "needs PTX 8.6")
+    one_sided = semantics in (["acquire"], ["release"]) and "sync_restrict" not in inst.name
+    if one_sided and ctx.program.module.version < (8, 6):
+        ctx.fail(IllegalInstruction, "needs PTX 8.6")
     return lambda w, mask: w.state(Fences).fence()
 
 

@@ -94,8 +94,10 @@ def allocate(inst: nodes.Instruction, ctx: Context) -> Run:
         if start is None:
             return Wait(
                 lambda: tmem.place(columns) is not None,
-                lambda: f"{columns} free columns of tensor memory; allocated are "
-                f"{sum(tmem.allocations.values())} of 512",
+                lambda: (
+                    f"{columns} free columns of tensor memory; allocated are "
+                    f"{sum(tmem.allocations.values())} of 512"
+                ),
             )
         tmem.allocate(start, columns, w.line)
         values = [np.full(LANES, start, np.uint32)]
@@ -201,7 +203,9 @@ class Form:
         return lanes + lane, columns + column
 
 
-def _touch(w: Warp, op: Any, lanes: np.ndarray, columns: np.ndarray, form: Form, *, write: bool) -> None:  # noqa: E501
+def _touch(
+    w: Warp, op: Any, lanes: np.ndarray, columns: np.ndarray, form: Form, *, write: bool
+) -> None:
     rows = np.arange(int(lanes.min()), int(lanes.min()) + form.rows)
     lo, hi = int(columns.min()), int(columns.max()) + 1
     if form.packed:
@@ -209,7 +213,10 @@ def _touch(w: Warp, op: Any, lanes: np.ndarray, columns: np.ndarray, form: Form,
     spans = [(lo, hi)]
     if form.shape == "16x32bx2":
         first = lo if form.second >= 0 else lo - form.second
-        spans = [(first, first + form.count), (first + form.second, first + form.second + form.count)]
+        spans = [
+            (first, first + form.count),
+            (first + form.second, first + form.second + form.count),
+        ]
     for start, end in spans:
         w.cta.state(Tmem).begin(op, rows, start, end, write=write, hazards=w.machine.hazards)
 

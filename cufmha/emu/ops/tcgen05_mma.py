@@ -117,9 +117,7 @@ def copy(inst: nodes.Instruction, ctx: Context) -> Run:
         lane = one_thread(mask, "tcgen05.cp")
         w.cta.state(GroupUse).use(group)
         descriptor = MatrixDescriptor.of(int(source(w)[lane]), arch)
-        TensorCopy(
-            w, lane, group, int(address(w)[lane]), descriptor, rows, words, quarters
-        ).issue()
+        TensorCopy(w, lane, group, int(address(w)[lane]), descriptor, rows, words, quarters).issue()
 
     return run
 

@@ -117,9 +117,7 @@ def shuffle(inst: Instruction, ctx: Context) -> Run:
     value, b, c = (ctx.source(o, "b32") for o in inst.operands[1:4])
 
     def body(w: Warp, active: np.ndarray, member: int) -> None:
-        source, inside = shuffle_sources(
-            mode, _LANE, b(w).astype(np.int64), c(w).astype(np.int64)
-        )
+        source, inside = shuffle_sources(mode, _LANE, b(w).astype(np.int64), c(w).astype(np.int64))
         absent = active & ~active[source]
         if absent.any():
             first = int(np.flatnonzero(absent)[0])
@@ -248,7 +246,7 @@ def elect(inst: Instruction, ctx: Context) -> Run:
     def body(w: Warp, active: np.ndarray, member: int) -> None:
         leader = int(np.argmax(active))
         sink(w, np.full(LANES, leader, np.uint32), active)
-        flag(w, _LANE == leader, active)
+        flag(w, leader == _LANE, active)
 
     return together(ctx, inst.operands[1], body)
 
