@@ -20,6 +20,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", choices=("emulator", "cuda", "all"), default="emulator")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests neither use nor fill the user's cache of kernels."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUFMHA_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "device" in metafunc.fixturenames:
         marker = metafunc.definition.get_closest_marker("archs")

@@ -21,10 +21,6 @@ OLDEST_DRIVER = 12080
 _LOG_BYTES = 1 << 16
 _MAP_BYTES = 128
 _CHIPS = {(9, 0): "sm_90a", (10, 0): "sm_100a", (10, 3): "sm_103a"}
-_ORIGINS = {
-    "ptx": "PTX, compiled by the driver",
-    "cubin": "a cubin of CUFMHA_KERNEL_DIR",
-}
 _INSTEAD = (
     'without a card, use the emulator: cufmha.use_device("emulator") or CUFMHA_DEVICE=emulator'
 )
@@ -278,8 +274,8 @@ class CardKernel:
         self.card = card
         self.variant = variant
         self.parameters: Parameters = parameters(render(variant).text, variant.operation)
-        image = build.image(variant, card.arch)
-        self.origin = _ORIGINS[image.kind]
+        image = build.image(variant, card.arch, driver_version=driver_version())
+        self.origin = image.origin
         self._module = self._load(bindings, image)
         self.function = check(
             "cuModuleGetFunction",

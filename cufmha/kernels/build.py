@@ -1,30 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
 """PTX to cubin without a GPU: ptxas or nvJitLink, a cache, and folders of kernels built ahead.
 
-`image` is what a device loads: from the folder CUFMHA_KERNEL_DIR if set, else the PTX text, which
-the driver compiles.
+`image` is what a card loads: from the folder CUFMHA_KERNEL_DIR if set; else a cubin by a ptxas that
+is found and no newer than the driver, kept in the cache; else the PTX text, which the driver
+compiles. nvJitLink takes no part in that: it compiles relocatably, which costs the Blackwell
+kernels registers.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import re
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from .. import _env
+from .. import cache as disk
 from ..errors import ArgumentError, AssemblyError
 from . import catalog
 from .catalog import KernelVariant
 from .render import Rendered, render
 
 MANIFEST = "manifest.json"
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +38,7 @@ class Image:
     """What a device loads: PTX text (ending in NUL) or a cubin, and the text it stands for."""
 
     data: bytes
-    kind: str
+    origin: str
     rendered: Rendered
 
 
@@ -54,16 +60,26 @@ class Report:
     warnings: tuple[str, ...]
 
 
-def image(variant: KernelVariant, arch: str) -> Image:
-    """The variant for a chip: from CUFMHA_KERNEL_DIR, where that is set, else as PTX.
+def image(variant: KernelVariant, arch: str, *, driver_version: int) -> Image:
+    """The variant for a chip; `driver_version` as `cuDriverGetVersion` gives it (13000 for 13.0).
 
-    Raises AssemblyError where that folder lacks the variant or was built from other sources.
+    Raises AssemblyError where CUFMHA_KERNEL_DIR is set and lacks the variant, or was built from
+    other sources.
     """
     rendered = render(variant)
     folder = _env.kernel_dir()
-    if folder is None:
-        return Image(rendered.text.encode() + b"\0", "ptx", rendered)
-    return Image(_prebuilt(folder, variant, arch, rendered), "cubin", rendered)
+    if folder is not None:
+        data = _prebuilt(folder, variant, arch, rendered)
+        return Image(data, "a cubin of CUFMHA_KERNEL_DIR", rendered)
+    tool = find_ptxas()
+    if tool is not None:
+        try:
+            version = _ptxas_version(tool)
+            if version[:2] <= (driver_version // 1000, driver_version % 1000 // 10):
+                return Image(assemble(variant, arch)[0], f"a cubin by {assembler_name()}", rendered)
+        except (AssemblyError, OSError, subprocess.SubprocessError) as error:
+            _log.info("%s: not by %s: %s", variant, tool, error)
+    return Image(rendered.text.encode() + b"\0", "PTX, compiled by the driver", rendered)
 
 
 def _prebuilt(folder: Path, variant: KernelVariant, arch: str, rendered: Rendered) -> bytes:
@@ -109,22 +125,21 @@ def build(archs: Iterable[str], out: Path, *, progress: Any = None) -> Path:
             if progress:
                 progress(file)
     path = out / MANIFEST
-    path.write_text(json.dumps({"assembler": assembler_name(), "kernels": kernels}, indent=1) + "\n")
+    manifest = {"assembler": assembler_name(), "kernels": kernels}
+    path.write_text(json.dumps(manifest, indent=1) + "\n")
     return path
 
 
 def assemble(variant: KernelVariant, arch: str) -> tuple[bytes, Report]:
     """One cubin and the report, by ptxas or, where there is none, nvJitLink; kept in the cache."""
-    from .. import cache
-
     rendered = render(variant)
     tool = find_ptxas()
-    name = cache.key("cubin", assembler_name(), arch, rendered.text)
-    cached = cache.load(name)
+    name = disk.key("cubin", assembler_name(), arch, rendered.text)
+    cached = disk.load(name)
     if cached is None:
         run = _by_ptxas if tool else _by_nvjitlink
         data, log = run(rendered, arch)
-        cache.store(name, json.dumps({"log": log}).encode() + b"\0" + data)
+        disk.store(name, json.dumps({"log": log}).encode() + b"\0" + data)
     else:
         head, _, data = cached.partition(b"\0")
         log = json.loads(head)["log"]
@@ -152,9 +167,16 @@ def assembler_name() -> str:
     tool = find_ptxas()
     if tool is None:
         return f"nvJitLink {'.'.join(map(str, _nvjitlink().version()))}"
+    return f"ptxas {'.'.join(map(str, _ptxas_version(tool)))}"
+
+
+@cache
+def _ptxas_version(tool: str) -> tuple[int, ...]:
     text = subprocess.run([tool, "--version"], capture_output=True, text=True, check=True).stdout
-    found = re.search(r"V(\d+\.\d+\.\d+)", text)
-    return f"ptxas {found[1] if found else 'of an unknown version'}"
+    found = re.search(r"V(\d+)\.(\d+)\.(\d+)", text)
+    if found is None:
+        raise AssemblyError(f"{tool} is no ptxas: it calls itself {text.strip()[:80]!r}")
+    return tuple(int(part) for part in found.groups())
 
 
 def _by_ptxas(rendered: Rendered, arch: str) -> tuple[bytes, str]:

@@ -30,7 +30,27 @@ def measure() -> dict[str, Any]:
 
 
 def write(path: Path, table: dict[str, Any]) -> None:
+    """JSON, and a Markdown file of the same name beside it."""
     path.write_text(json.dumps(table, indent=1) + "\n")
+    path.with_suffix(".md").write_text(markdown(table))
+
+
+def markdown(table: dict[str, Any]) -> str:
+    """The table for people."""
+    lines = [
+        f"Every variant as {table['assembler']} assembles it; written by",
+        "`python -m cufmha resources --write docs/resources.json`.",
+        "",
+        "| variant@chip | registers at entry | spilled | stack | shared memory | setmaxnreg |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, entry in table["kernels"].items():
+        honored = "ignored" if entry["dropped_setmaxnreg"] else "honored"
+        lines.append(
+            f"| {name} | {entry['registers']} | {entry['spill_bytes']} B | "
+            f"{entry['stack_bytes']} B | {entry['smem_bytes']} B | {honored} |"
+        )
+    return "\n".join(["# Registers and memory of the kernels", "", *lines]) + "\n"
 
 
 def one_line(entry: dict[str, Any]) -> str:

@@ -125,20 +125,67 @@ def built(tmp_path, monkeypatch, variant):
 
 
 def test_a_built_folder_is_loaded_from(built, variant):
-    image = build.image(variant, "sm_90a")
-    assert (image.kind, image.data) == ("cubin", b"cubin" * 100)
+    image = build.image(variant, "sm_90a", driver_version=13000)
+    assert (image.origin, image.data) == ("a cubin of CUFMHA_KERNEL_DIR", b"cubin" * 100)
 
 
-def test_without_a_folder_the_text_itself_is_loaded(variant):
-    image = build.image(variant, "sm_90a")
-    assert image.kind == "ptx" and image.data.rstrip(b"\0").decode() == image.rendered.text
+def test_without_an_assembler_the_text_itself_is_loaded(variant, monkeypatch):
+    monkeypatch.setattr(build, "find_ptxas", lambda: None)
+    image = build.image(variant, "sm_90a", driver_version=13000)
+    assert image.origin == "PTX, compiled by the driver"
+    assert image.data.rstrip(b"\0").decode() == image.rendered.text
+
+
+@pytest.fixture
+def ptxas(tmp_path, monkeypatch):
+    """A stand-in of version 13.0 that counts its runs and writes a cubin of its own."""
+    tool = tmp_path / "ptxas"
+    tool.write_text(
+        "#!/bin/sh\n"
+        'if [ "$1" = --version ]; then echo "release 13.0, V13.0.88"; exit; fi\n'
+        f"echo run >> {tmp_path}/runs\n"
+        "for last; do :; done\n"
+        'printf assembled > "$last"\n'
+    )
+    tool.chmod(0o755)
+    monkeypatch.setenv("CUFMHA_PTXAS", str(tool))
+    return tmp_path / "runs"
+
+
+def test_a_ptxas_that_is_found_assembles_once_and_the_cubin_is_kept(variant, ptxas):
+    for _ in range(2):
+        image = build.image(variant, "sm_90a", driver_version=13000)
+        assert (image.data, image.origin) == (b"assembled", "a cubin by ptxas 13.0.88")
+    assert ptxas.read_text() == "run\n"
+
+
+def test_a_damaged_entry_is_assembled_again(variant, ptxas):
+    build.image(variant, "sm_90a", driver_version=13000)
+    (entry,) = cache.entries()
+    entry.write_bytes(entry.read_bytes()[:-3])
+    assert build.image(variant, "sm_90a", driver_version=13000).data == b"assembled"
+    assert ptxas.read_text() == "run\nrun\n"
+
+
+def test_a_ptxas_newer_than_the_driver_is_left_alone(variant, ptxas):
+    image = build.image(variant, "sm_90a", driver_version=12080)
+    assert image.origin == "PTX, compiled by the driver"
+
+
+def test_a_ptxas_that_fails_leaves_the_work_to_the_driver(variant, ptxas):
+    ptxas.with_name("ptxas").write_text(
+        "#!/bin/sh\n"
+        'if [ "$1" = --version ]; then echo "release 13.0, V13.0.88"; exit; fi\nexit 1\n'
+    )
+    image = build.image(variant, "sm_90a", driver_version=13000)
+    assert image.origin == "PTX, compiled by the driver"
 
 
 def test_a_damaged_cubin_is_refused(built, variant):
     (cubin,) = built.glob("*.cubin")
     cubin.write_bytes(cubin.read_bytes()[:-1])
     with pytest.raises(AssemblyError, match=r"CUFMHA_KERNEL_DIR.*is damaged"):
-        build.image(variant, "sm_90a")
+        build.image(variant, "sm_90a", driver_version=13000)
 
 
 def test_a_folder_of_other_sources_is_refused(built, variant):
@@ -148,15 +195,15 @@ def test_a_folder_of_other_sources_is_refused(built, variant):
         entry["ptx_sha256"] = "0" * 64
     manifest.write_text(json.dumps(stale))
     with pytest.raises(AssemblyError, match="built from other sources"):
-        build.image(variant, "sm_90a")
+        build.image(variant, "sm_90a", driver_version=13000)
 
 
 def test_a_folder_without_the_variant_or_with_a_damaged_manifest_is_refused(built, variant):
     with pytest.raises(AssemblyError, match=r"holds no fmha_fwd.* for sm_100a"):
-        build.image(variant, "sm_100a")
+        build.image(variant, "sm_100a", driver_version=13000)
     (built / build.MANIFEST).write_text("{")
     with pytest.raises(AssemblyError, match=r"CUFMHA_KERNEL_DIR.*unreadable"):
-        build.image(variant, "sm_90a")
+        build.image(variant, "sm_90a", driver_version=13000)
 
 
 def test_the_assemblers_remarks_are_read():
