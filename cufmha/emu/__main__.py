@@ -160,7 +160,8 @@ def _run(options: argparse.Namespace) -> None:
         table.add_row(str(number), f"{array.dtype} {shape}", "yes" if changed else "no", first)
     Console().print(table)
     if options.save:
-        np.savez(options.save, **{f"arg{number}": array for number, array in arrays.items()})
+        named: dict[str, Any] = {f"arg{number}": array for number, array in arrays.items()}
+        np.savez(options.save, **named)
 
 
 def _check(options: argparse.Namespace) -> int:

@@ -28,7 +28,9 @@ def pack(program: Program, args: Sequence[Any]) -> tuple[bytes, list[Range]]:
     for (name, (offset, size, _)), argument in zip(layout, args, strict=True):
         raw = _bytes(name, argument, arrays)
         if len(raw) != size:
-            raise InvalidLaunch(f"{name}: {size} bytes wanted, got {len(raw)} from {argument!r:.80}")
+            raise InvalidLaunch(
+                f"{name}: {size} bytes wanted, got {len(raw)} from {argument!s:.80}"
+            )
         block[offset : offset + size] = raw
     ranges = [
         Range.of(a, writable=a.flags.writeable, name=f"argument {number}")

@@ -23,6 +23,7 @@ class AsyncOp:
     """
 
     kind = "asynchronous work"
+    complete: bool
 
     def __init__(self, warp: Warp, *, after: list[AsyncOp] | None = None) -> None:
         self.warp = warp
@@ -44,6 +45,8 @@ class AsyncOp:
 
 class AsyncQueue:
     """All work in flight of a launch, in the order of issue."""
+
+    machine: Machine
 
     def __init__(self, machine: Machine, seed: int) -> None:
         self.machine = machine

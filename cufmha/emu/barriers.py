@@ -183,8 +183,10 @@ class ClusterBarrier:
                 )
         if not relaxed:
             _contribute(self.payload, w)
-        elif w.state(Fences).published is not None:
-            self.payload.join(w.state(Fences).published)
+        else:
+            published = w.state(Fences).published
+            if published is not None:
+                self.payload.join(published)
         arrival = Arrival(mask.copy())
         mine.append(arrival)
         self.open.append(arrival)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from ..errors import EmulationError, IllegalInstruction
+from ..errors import EmulationError, IllegalInstruction, UnsupportedTarget
 from ..isa import nodes
 from . import special, types
 from .memory import LOCAL, PARAM, SHARED
@@ -34,9 +34,11 @@ class Context:
         self.calls = calls
         self.arch, self.rules, self.hazards = program.arch, program.rules, program.hazards
 
-    def fail(self, cls: type[EmulationError], message: str) -> NoReturn:
-        raise cls(f"{self.inst.name}: {message}", kernel=self.program.kernel,
-                  line=self.inst.span.line)  # fmt: skip
+    def fail(self, cls: type[EmulationError | UnsupportedTarget], message: str) -> NoReturn:
+        text = f"{self.inst.name}: {message}"
+        if issubclass(cls, EmulationError):
+            raise cls(text, kernel=self.program.kernel, line=self.inst.span.line)
+        raise cls(f"{self.program.kernel}, line {self.inst.span.line}: {text}")
 
     # ---- operands
 

@@ -68,6 +68,8 @@ class Warp(Owner):
     """32 lanes. `mask` and `full` describe the lanes that execute right now."""
 
     count = LANES
+    cta: Cta
+    machine: Machine
 
     def __init__(self, cta: Cta, index: int, lanes: np.ndarray) -> None:
         super().__init__()
@@ -258,6 +260,9 @@ class Warp(Owner):
 
 class Cta(Owner):
     """A thread block."""
+
+    cluster: Cluster
+    machine: Machine
 
     def __init__(self, cluster: Cluster, rank: int, position: tuple[int, int, int]) -> None:
         super().__init__()

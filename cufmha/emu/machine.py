@@ -138,9 +138,9 @@ class Machine(Owner):
                 finished += size
                 if self.progress:
                     self.progress(finished, total)
-            if executed == 0 and not moved and self.resident and not self.queue.push():
-                if not any(c.done for c in self.resident):
-                    raise self._stuck()
+            idle = executed == 0 and not moved and bool(self.resident)
+            if idle and not self.queue.push() and not any(c.done for c in self.resident):
+                raise self._stuck()
             stale = stale + 1 if executed and self.polls and not self.queue.pending else 0
             if stale > _STALE and self.polls >= self._living():
                 raise self._stuck()
@@ -153,14 +153,13 @@ class Machine(Owner):
     def _clusters(self) -> Iterator[Cluster]:
         cx, cy, cz = self.cluster
         gx, gy, gz = self.grid
-        number = 0
-        for z, y, x in itertools.product(range(0, gz, cz), range(0, gy, cy), range(0, gx, cx)):
+        corners = itertools.product(range(0, gz, cz), range(0, gy, cy), range(0, gx, cx))
+        for number, (z, y, x) in enumerate(corners):
             cluster = Cluster(self, number, cx * cy * cz)
             for dz, dy, dx in itertools.product(range(cz), range(cy), range(cx)):
                 cluster.ctas.append(Cta(cluster, len(cluster.ctas), (x + dx, y + dy, z + dz)))
             for cta in cluster.ctas:
                 cta.start()
-            number += 1
             yield cluster
 
     def _pass(self) -> int:

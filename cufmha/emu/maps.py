@@ -2,8 +2,8 @@
 """Tensor maps in memory: where they may lie, who changed them, and who has acquired the change.
 
 A map that the program writes (tensormap.replace, cp_fenceproxy, ordinary stores) may be used only
-after a fence.proxy.tensormap acquire on it (PTX ISA 9.7.13.4), executed by the thread itself or by one
-of its block that a barrier orders before it.
+after a fence.proxy.tensormap acquire on it (PTX ISA 9.7.13.4), executed by the thread itself or by
+one of its block that a barrier orders before it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """mbarrier objects (PTX ISA 9.7.13.15): counts, phases, transactions, and what they pass on.
 
-The object keeps its state beside shared memory; its 8 bytes are taken, so that whatever else touches
-them while it lives is caught.
+The object keeps its state beside shared memory; its 8 bytes are taken, so that whatever else
+touches them while it lives is caught.
 
 Each phase collects the knowledge of those who arrive. When it completes, that becomes what a
 successful wait takes over. A warp that waits on a barrier is expected to see every phase: a wait

@@ -263,10 +263,10 @@ class Program:
             if found is not None:
                 return found
             for stem, count, kind in level.families:
-                if name.startswith(stem) and re.fullmatch(r"0|[1-9]\d*", name[len(stem) :]):
-                    if int(name[len(stem) :]) < count:
-                        slot = level.registers[name] = self.new_slot(name, kind)
-                        return slot
+                number = name[len(stem) :] if name.startswith(stem) else ""
+                if re.fullmatch(r"0|[1-9]\d*", number) and int(number) < count:
+                    slot = level.registers[name] = self.new_slot(name, kind)
+                    return slot
         return None
 
     def label(self, name: str, scope: Scope) -> int | None:

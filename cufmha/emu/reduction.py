@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What reducing stores do to each element (PTX ISA 9.7.9.25.5): old and new bytes to result bytes."""
+"""What reducing stores do to each element (PTX ISA 9.7.9.25.5)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BITWISE = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
 
 
 def combine(operation: str, dtype: str, old: np.ndarray, new: np.ndarray) -> np.ndarray:
-    """Both as bytes of any shape; rounding to nearest even, NaN as min and max of the ISA treat it."""
+    """Bytes of any shape; rounding to nearest even, NaN as the ISA's min and max treat it."""
     shape = old.shape
     a, b = (np.ascontiguousarray(x).ravel() for x in (old, new))
     if dtype in _INTEGERS:

@@ -70,7 +70,7 @@ class Locked:
 
 
 class Fresh:
-    """A result of asynchronous work that no instruction has touched yet; the first touch unwraps it.
+    """A result of asynchronous work that no instruction has touched; the first touch unwraps it.
 
     That tells accumulators left alone between two products from such that were read or written.
     """

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _LANE = np.arange(LANES, dtype=np.uint32)
 
 
-def _every(value: Callable[[Warp], int], dtype: str = "uint32") -> Callable[[Warp], np.ndarray]:
+def _every(value: Callable[[Any], int], dtype: str = "uint32") -> Callable[[Warp], np.ndarray]:
     return lambda w: np.full(LANES, value(w), dtype)
 
 
@@ -37,7 +37,7 @@ def _masks(relation: Callable[[int, int], bool]) -> Callable[[Warp], np.ndarray]
     return lambda w: np.array(values, np.uint32)
 
 
-FIXED: dict[str, Callable[[Warp], np.ndarray]] = {
+FIXED: dict[str, Callable[[Any], np.ndarray]] = {
     "%laneid": lambda w: _LANE,
     "%warpid": _every(lambda w: w.index),
     "%nwarpid": _every(lambda w: 64),
@@ -79,7 +79,7 @@ for _axis, _name in enumerate("xyz"):
 for _number in range(32):
     FIXED[f"%envreg{_number}"] = _every(lambda w: 0)
 
-CHANGING: dict[str, Callable[[Warp], np.ndarray]] = {
+CHANGING: dict[str, Callable[[Any], np.ndarray]] = {
     "%clock": lambda w: np.full(LANES, w.machine.time() & 0xFFFFFFFF, np.uint32),
     "%clock_hi": lambda w: np.full(LANES, w.machine.time() >> 32, np.uint32),
     "%clock64": lambda w: np.full(LANES, w.machine.time(), np.uint64),

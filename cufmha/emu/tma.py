@@ -74,7 +74,7 @@ def place(spec: TensorMapSpec, address: int, coordinates: Sequence[int]) -> Box:
 
 
 def filler(spec: TensorMapSpec) -> int:
-    """The bits of one out-of-bounds element; the NaN is 0x7ff7 in every 16 bits, whatever the type."""
+    """The bits of an out-of-bounds element; NaN is 0x7ff7 in every 16 bits, whatever the type."""
     if spec.oob_fill == "zeros":
         return 0
     return int("7ff7" * (spec.itemsize // 2), 16)

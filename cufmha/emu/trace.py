@@ -155,7 +155,7 @@ class Trace:
     def write_png(self, path: Path, *, block: int | None = None) -> None:
         """One block as bars: green runs, red waits, blue is asynchronous work."""
         try:
-            import matplotlib
+            import matplotlib  # type: ignore[import-not-found, unused-ignore]
         except ImportError:
             raise UnsupportedError("a PNG needs matplotlib (extra 'bench')") from None
         matplotlib.use("Agg")

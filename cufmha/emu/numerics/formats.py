@@ -74,7 +74,7 @@ def decode(bits: np.ndarray, form: Format) -> np.ndarray:
         return _TABLES[form.name][bits.view(U8)]
     if form is BF16:
         return (bits.view(U16).astype(U32) << U32.type(16)).view(F32).astype(F64)
-    kind = {16: F16, 32: F32, 64: F64}[form.bits]
+    kind: np.dtype = F64 if form.bits == 64 else F32 if form.bits == 32 else F16
     return bits.view(kind).astype(F64)
 
 

@@ -44,9 +44,8 @@ def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     product = a.astype(F64)
     product *= b
     wide = product + c
-    if ((wide.view(U64) & _BELOW) == _HALF_WAY).any():
-        wide = formats.odd_sum(product, c.astype(F64))
-    elif (np.abs(wide) < SINGLE.smallest_normal).any():
+    close = ((wide.view(U64) & _BELOW) == _HALF_WAY).any()
+    if close or (np.abs(wide) < SINGLE.smallest_normal).any():
         wide = formats.odd_sum(product, c.astype(F64))
     return canonical(wide.astype(F32))
 

@@ -7,7 +7,8 @@ from importlib import import_module
 
 FAMILIES = ("control", "loadstore", "sync", "warpwide", "atomic", "integer", "logic", "compare",
             "floats", "approx", "convert",
-            "mbarrier", "bulk", "tensormap", "clc", "wgmma", "mma", "ldmatrix", "tcgen05", "tcgen05_mma")  # fmt: skip
+            "mbarrier", "bulk", "tensormap", "clc", "wgmma", "mma", "ldmatrix", "tcgen05",
+            "tcgen05_mma")  # fmt: skip
 
 for _family in FAMILIES:
     import_module(f"{__name__}.{_family}")

@@ -62,9 +62,9 @@ def function(inst: nodes.Instruction, ctx: Context) -> LaneFn:
         return LaneFn(_double(name, m, ctx), ("f64",), ("f64",))
     if kind != "f32":
         ctx.fail(IllegalInstruction, f"type .{kind}")
-    if "approx" in m.words or m.mode == "rn" and name == "sqrt":
+    if "approx" in m.words or (m.mode == "rn" and name == "sqrt"):
         run: Any = _approximate(fn)
-        if name == "ex2" and not m.ftz or "approx" in m.words:
+        if (name == "ex2" and not m.ftz) or "approx" in m.words:
             run = _approximate(fn)
     elif name in ("rcp", "sqrt"):
         run = single.rounded(name, m.mode)

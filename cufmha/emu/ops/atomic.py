@@ -91,7 +91,7 @@ def _update(form: Form) -> Update:
     bits = UNSIGNED[min(types.width(form.kind), 64)]
     if form.kind in _FLOAT_ADD:
         return _float_update(form)
-    simple: dict[str, Update] = {
+    simple: dict[str, Any] = {
         "add": lambda old, a: old + a,
         "and": np.bitwise_and,
         "or": np.bitwise_or,
@@ -103,7 +103,8 @@ def _update(form: Form) -> Update:
         "min": lambda old, a: np.minimum(old.view(kind), a.view(kind)).view(bits),
         "max": lambda old, a: np.maximum(old.view(kind), a.view(kind)).view(bits),
     }
-    return simple[form.op]
+    update: Update = simple[form.op]
+    return update
 
 
 def _float_update(form: Form) -> Update:

@@ -21,7 +21,7 @@ def _taken(ctx: Context) -> Any:
 
 def _jump(w: Warp, target: int, taken: np.ndarray) -> Any:
     """Lanes of `taken` (already within the active ones) go to the target."""
-    if w.full and taken.all() or (taken == w.mask).all():
+    if (w.full and taken.all()) or (taken == w.mask).all():
         return target
     return Split(target, taken) if taken.any() else None
 
@@ -51,10 +51,11 @@ def branch(inst: nodes.Instruction, ctx: Context) -> Any:
 def branch_indexed(inst: nodes.Instruction, ctx: Context) -> Any:
     """brx.idx index, list: each lane to the entry its index names."""
     index = ctx.source(inst.operands[0], "u32")
-    names = ctx.program.branch_targets(inst.operands[1].name, ctx.scope)
+    listed: Any = inst.operands[1]
+    names = ctx.program.branch_targets(listed.name, ctx.scope)
     if names is None:
-        ctx.fail(IllegalInstruction, f"{inst.operands[1].name} is no .branchtargets list")
-    targets = [ctx.program.label(name, ctx.scope) for name in names]
+        ctx.fail(IllegalInstruction, f"{listed.name} is no .branchtargets list")
+    targets: list[Any] = [ctx.program.label(name, ctx.scope) for name in names]
     if None in targets:
         ctx.fail(IllegalInstruction, "a label of its list is not defined here")
     guard = _taken(ctx)
@@ -82,7 +83,7 @@ def leave(inst: nodes.Instruction, ctx: Context) -> Any:
     """`ret` in an expanded call goes to the call's end; otherwise the lanes are done."""
     guard = _taken(ctx)
     if inst.opcode == "ret" and ctx.calls:
-        target = ctx.program.label("end of call", ctx.scope)
+        target: Any = ctx.program.label("end of call", ctx.scope)
         if guard is None:
             return lambda w: target
         return lambda w: _jump(w, target, guard(w) & w.mask)

@@ -114,10 +114,7 @@ def _integer_to_float(f: _Form, ctx: Context) -> LaneFn:
     register = _register(f.to)
 
     def fn(x: np.ndarray) -> np.ndarray:
-        if x.dtype.itemsize < 8:
-            wide = x.astype(F64)
-        else:
-            wide = _odd_double(x)
+        wide = x.astype(F64) if x.dtype.itemsize < 8 else _odd_double(x)
         if f.to == "f64" and x.dtype.itemsize == 8:
             return _to_double(x, mode)
         bits = formats.to_format(wide, form, mode)
@@ -188,7 +185,7 @@ def _float_to_float(f: _Form, ctx: Context) -> LaneFn:
 
 
 def _same_nan(x: np.ndarray, source: formats.Format, target: formats.Format) -> np.ndarray:
-    """NaN keeps its sign and the upper bits of its payload; it becomes quiet if 64 bits are involved."""
+    """NaN keeps its sign and the upper bits of its payload; quiet where 64 bits are involved."""
     bits = np.ascontiguousarray(x).view(f"u{source.bits // 8}").astype(np.uint64)
     sign = bits >> np.uint64(source.bits - 1)
     fraction = bits & np.uint64((1 << (source.precision - 1)) - 1)

@@ -143,7 +143,7 @@ def arithmetic(inst: nodes.Instruction, ctx: Context) -> LaneFn:
         return LaneFn(fn, ("f32",), ("f32", "f32"))
     if m.mode != "rn":
         ctx.fail(IllegalInstruction, f".{m.mode} with .{kind}")
-    wide = {"add": formats.odd_sum, "sub": lambda a, b: formats.odd_sum(a, -b),
+    wide: Any = {"add": formats.odd_sum, "sub": lambda a, b: formats.odd_sum(a, -b),
             "mul": np.multiply}[inst.opcode]  # fmt: skip
     registers = _registers(kind)
     fn = through_double(wide, kind, ftz=m.ftz, sat=m.sat, relu=False)

@@ -220,7 +220,7 @@ def extreme(inst: nodes.Instruction, ctx: Context) -> LaneFn:
 
 @operation("dp4a", "dp2a", kind="lane", isa="9.7.1.23")
 def dot_product(inst: nodes.Instruction, ctx: Context) -> LaneFn:
-    """Four 8-bit by 8-bit, or two 16-bit by 8-bit products (of b's low or high half), added to c."""
+    """Four 8-bit by 8-bit, or two 16-bit by 8-bit products (of a half of b), added to c."""
     a_kind, b_kind = inst.modifiers[-2:]
     count = 4 if inst.opcode == "dp4a" else 2
     a_part = np.dtype(("i" if a_kind == "s32" else "u") + str(4 // count))

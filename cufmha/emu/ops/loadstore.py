@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,12 @@ from ..types import LANES, UNSIGNED
 _SPACES = ("global", "shared", "shared::cta", "shared::cluster", "local", "param", "const",
            "param::entry", "param::func")  # fmt: skip
 # What says how fast or how ordered, not what: caches, eviction, scopes.
-_HINTS = frozenset(
+_HINT_WORDS = (
     "ca cg cs lu cv wb wt nc weak cta cluster gpu sys unified "
     "L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last L1::no_allocate "
-    "L2::evict_normal L2::evict_first L2::evict_last L2::64B L2::128B L2::256B".split()
+    "L2::evict_normal L2::evict_first L2::evict_last L2::64B L2::128B L2::256B"
 )
+_HINTS = frozenset(_HINT_WORDS.split())
 _STRONG = frozenset(("volatile", "relaxed", "mmio", "acquire", "release"))
 
 
@@ -213,16 +215,17 @@ def _pack(ctx: Context, target: Any, source: nodes.Vector, kind: str) -> Any:
     return run
 
 
+def _whole(w: Warp, *, slot: int) -> np.ndarray:
+    return w.R[slot]
+
+
 def _unpack(ctx: Context, target: nodes.Vector, source: Any, kind: str) -> Any:
     count, bits = len(target.items), types.width(kind)
     part = bits // count
     sinks = [ctx.sink(item, f"b{part}") for item in target.items]
     narrow = UNSIGNED[part]
     if bits == 128:
-        slot = ctx.slot(source)
-
-        def read(w: Warp) -> np.ndarray:
-            return w.R[slot]
+        read: Any = partial(_whole, slot=ctx.slot(source))
     else:
         read = ctx.source(source, f"b{bits}")
 

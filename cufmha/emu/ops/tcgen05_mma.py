@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -39,7 +39,7 @@ class _Operands:
     """d, a, b, idesc{, disabled lanes}, enable{, scale}."""
 
     def __init__(self, inst: nodes.Instruction, ctx: Context, group: int) -> None:
-        d, a, b, idesc, *rest = inst.operands
+        d, a, b, idesc, *rest = cast("list[Any]", list(inst.operands))
         self.d = ctx.address(d, "tmem")
         self.in_tmem = isinstance(a, nodes.Address)
         self.a = ctx.address(a, "tmem") if self.in_tmem else ctx.source(a, "b64")

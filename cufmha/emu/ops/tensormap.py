@@ -67,7 +67,8 @@ def _changed(fields: Fields, name: str, ordinal: int | None, value: int) -> Fiel
         if ordinal >= len(values):
             raise IllegalInstruction(f"ordinal {ordinal} of .{name}")
         values[ordinal] = value
-        return replace(fields, **{field: tuple(values)})
+        changed: dict[str, Any] = {field: tuple(values)}
+        return replace(fields, **changed)
     if name == "global_address":
         return replace(fields, address=value % 2**64)
     if name == "rank":

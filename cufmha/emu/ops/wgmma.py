@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -82,14 +82,14 @@ class Operands:
     """The operands of one wgmma.mma_async, read once per execution."""
 
     def __init__(self, inst: nodes.Instruction, ctx: Context, shape: Shape) -> None:
-        d, a, b, accumulate, *rest = inst.operands
+        d, a, b, accumulate, *rest = cast("list[Any]", list(inst.operands))
         self.d = tuple(ctx.slots(d))
         wanted = shape.n // (2 if shape.accumulator == "f32" else 4)
         if len(self.d) != wanted or not isinstance(d, nodes.Vector):
             ctx.fail(IllegalInstruction, f"{wanted} accumulators are required, got {len(self.d)}")
         if len(set(self.d)) != len(self.d):
             ctx.fail(IllegalInstruction, "an accumulator is named twice")
-        for item in d.items:
+        for item in cast("Any", d.items):
             if types.width(ctx.type_of(item)) != 32:
                 ctx.fail(IllegalInstruction, f"accumulator {item.name} is not 32 bits wide")
         self.a: tuple[int, ...] = ()
