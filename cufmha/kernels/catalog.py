@@ -146,10 +146,12 @@ def _sm90_forward() -> Iterator[KernelVariant]:
 
 
 def _sm100_forward() -> Iterator[KernelVariant]:
-    """ptx/sm100/fmha_fwd.ptx: a load warp, a product warp, one softmax group of 128 rows."""
-    tile_q, tile_k, threads = 128, 128, 256
+    """ptx/sm100/fmha_fwd.ptx: two tiles of 128 query rows in flight, roles by warp."""
+    half_q, tile_k, threads = 128, 128, 512
+    softmax, output, other = 184, 80, 64
     for head_dim, dtype, causal in _shapes():
-        stages = {64: 4, 128: 2}[head_dim]
+        stages = {64: 6, 128: 3}[head_dim]
+        tiles = 4 * half_q + stages * tile_k  # two of q, two of o, the ring of k and v
         yield KernelVariant(
             operation="fmha_fwd",
             arch="sm_100f",
@@ -157,23 +159,27 @@ def _sm100_forward() -> Iterator[KernelVariant]:
             dtype=dtype,
             causal=causal,
             file="sm100/fmha_fwd.ptx",
-            tile_q=tile_q,
+            tile_q=2 * half_q,
             tile_k=tile_k,
             threads=threads,
-            smem_bytes=2 * 2 * head_dim * (tile_q + stages * tile_k) + 8 * (10 + 4 * stages),
-            box_rows_q=tile_q,
+            smem_bytes=2 * head_dim * tiles + 16 * half_q + 8 * (18 + 2 * stages),
+            box_rows_q=half_q,
             box_rows_kv=tile_k,
-            box_rows_o=tile_q,
-            roles=(),
+            box_rows_o=half_q,
+            roles=((softmax, 256), (output, 128), (other, 128)),
             persistent=True,
             template=(
                 ("arch", "sm_100f"),
                 ("head_dim", head_dim),
                 ("dtype", dtype),
                 ("causal", causal),
-                ("tile_q", tile_q),
+                ("tile_q", 2 * half_q),
                 ("tile_k", tile_k),
                 ("stages", stages),
                 ("threads", threads),
+                ("softmax_registers", softmax),
+                ("output_registers", output),
+                ("other_registers", other),
+                ("power_share", 2),
             ),
         )
