@@ -27,7 +27,8 @@ def operands(dtype=None, rows=70, keys=90):
 
 @pytest.fixture
 def emulated():
-    with cufmha.use_device("emulator", arch="sm_90a"):
+    cpu = jax.devices("cpu")[0]  # where JAX has a card, its arrays would be there
+    with jax.default_device(cpu), cufmha.use_device("emulator", arch="sm_90a"):
         yield
 
 
