@@ -307,6 +307,16 @@ class Cluster(Owner):
     def done(self) -> bool:
         return all(cta.done for cta in self.ctas)
 
+    def dissolve(self) -> None:
+        """Gives memory and registers back at once; the objects refer to each other in circles."""
+        for cta in self.ctas:
+            for warp in cta.warps:
+                warp.R = []
+                warp._states.clear()
+            cta.shared.release()
+            cta._states.clear()
+        self._states.clear()
+
 
 def convergence_failure(warp: Warp) -> EmulationError:
     """The error for lanes that wait for others of their warp which will never come."""

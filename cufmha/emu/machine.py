@@ -191,6 +191,11 @@ class Machine(Owner):
             raise error.locate(kernel=self.kernel, line=self.program.lines[-1]) from None
         self.executed += sum(w.executed for a in cluster.ctas for w in a.warps)
         self.resident.remove(cluster)
+        for found in self.global_memory.ranges:
+            if found.shadow is not None:
+                found.shadow.forget_settled()
+        if not any(op.warp.cta.cluster is cluster for op in self.queue.waiting):
+            cluster.dissolve()
 
     def _stuck(self) -> EmulationError:
         """Who waits for what; lanes that wait for their own warp are the root of it."""

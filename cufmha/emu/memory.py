@@ -81,10 +81,13 @@ class Shadow:
         """Ids of the asynchronous work that is on record here."""
         found = {region.op.id for region in self.regions}
         found.update(*(region.followers for region in self.regions))
-        if self.scattered is not None and len(self.kinds) > 1024:
-            self.kinds = {i: op for i, op in self.kinds.items() if not op.settled()}
-            self.scattered[~np.isin(self.scattered, list(self.kinds))] = 0
         return found | set(self.kinds)
+
+    def forget_settled(self) -> None:
+        """Drops the records of work that is over with its block, and the block with them."""
+        self.kinds = {i: op for i, op in self.kinds.items() if not op.settled()}
+        self.regions = [r for r in self.regions if not r.op.settled()]
+        self.last_reads = {k: r for k, r in self.last_reads.items() if not r.op.settled()}
 
     # ---- mbarriers, which only their own instructions may touch
 
@@ -310,7 +313,9 @@ class Shadow:
         if not ids.any():
             return
         for number in np.unique(ids[ids != 0]).tolist():
-            op = self.kinds[number]
+            op = self.kinds.get(number)
+            if op is None:
+                continue
             if number not in warp.knowledge.done and not op.settled():
                 raise AsyncReuse(
                     f"{self.name}: bytes that {op.kind} of line {op.line} writes are touched "
@@ -355,6 +360,11 @@ class SharedMemory:
         self.shadow = (
             Shadow("shared memory", padded, warps, initialized=False) if hazards else None
         )
+
+    def release(self) -> None:
+        """The block has ended."""
+        self.data = np.zeros(0, np.uint8)
+        self.views, self.shadow = {}, None
 
     def offset(self, address: int) -> int:
         return address - self.base
