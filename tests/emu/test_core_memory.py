@@ -12,6 +12,7 @@ from cufmha.errors import (
     IllegalInstruction,
     Misaligned,
     OutOfBounds,
+    ReadOnly,
     Uninitialized,
     WrongSpace,
 )
@@ -380,3 +381,17 @@ def test_constant_memory_is_for_reading():
 
 def test_checks_of_initialization_can_be_switched_off():
     run(".shared .align 4 .b8 tile[8];\nld.shared.u32 %r1, [tile];", hazards=False)
+
+
+@pytest.mark.parametrize("how", ["st.global.u32 [%d1], 7;", "red.global.add.u32 [%d1], 7;"])
+def test_an_array_given_for_reading_is_not_written(how):
+    """A NumPy array that is not writable may be read; the twin with a writable one is written."""
+    body = f"ld.param.u64 %d1, [p0]; ld.global.u32 %r1, [%d1]; {how}"
+    array = np.ones(4, np.uint32)
+    array.flags.writeable = False
+    with pytest.raises(ReadOnly, match="given for reading"):
+        run(body, array, block=1)
+    assert (array == 1).all()
+    array.flags.writeable = True
+    run(body, array, block=1)
+    assert array[0] in (7, 8)
