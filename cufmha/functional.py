@@ -49,8 +49,10 @@ def attention(
     ----------
     q : array (batch, seqlen_q, heads_q, head_dim), or as `layout` says
         bfloat16 or float16, of torch, NumPy, CuPy, JAX or anything with `__dlpack__`. head_dim is
-        a multiple of 8 up to 128. Outer strides are any multiples of 16 bytes below 2^40.
-    k, v : array (batch, seqlen_k, heads_kv, head_dim)
+        a multiple of 8 up to 192. Outer strides are any multiples of 16 bytes below 2^40.
+    k : array (batch, seqlen_k, heads_kv, head_dim)
+    v : array (batch, seqlen_k, heads_kv, head_dim_v)
+        head_dim_v, which is out's too, is a multiple of 8 up to 128.
         heads_kv divides heads_q: query head h reads head h // (heads_q // heads_kv).
     causal : bool or "top_left"
         True: query i sees keys up to i + seqlen_k − seqlen_q. "top_left": keys up to i.

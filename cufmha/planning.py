@@ -126,8 +126,10 @@ class Plan:
             )
         self.grid = min(self.items, device.processors) if variant.persistent else self.items
         heads_q, heads_kv = spec.num_heads_q, spec.num_heads_kv
-        self.shape_q = self._laid_out(heads_q, shape.seqlen_q)
-        self.shape_kv = self._laid_out(heads_kv, shape.seqlen_k)
+        self.shape_q = self._laid_out(heads_q, shape.seqlen_q, spec.head_dim)
+        self.shape_k = self._laid_out(heads_kv, shape.seqlen_k, spec.head_dim)
+        self.shape_v = self._laid_out(heads_kv, shape.seqlen_k, spec.head_dim_v)
+        self.shape_out = self._laid_out(heads_q, shape.seqlen_q, spec.head_dim_v)
         self.shape_lse = (shape.batch, heads_q, shape.seqlen_q)
         self._scalars = self._problem_scalars()
         self._launches: OrderedDict[tuple[Any, ...], Launch] = OrderedDict()
@@ -135,9 +137,9 @@ class Plan:
         self._lock = threading.Lock()
         self._kernel = device.kernel(variant) if self.items else None
 
-    def _laid_out(self, heads: int, rows: int) -> tuple[int, ...]:
+    def _laid_out(self, heads: int, rows: int, head_dim: int | None) -> tuple[int, ...]:
         middle = (rows, heads) if self.spec.layout == "bshd" else (heads, rows)
-        return (self.shape.batch, *middle, self.spec.head_dim)
+        return (self.shape.batch, *middle, head_dim or self.spec.head_dim)
 
     def _problem_scalars(self) -> dict[str, int | float]:
         shape, spec = self.shape, self.spec
@@ -193,8 +195,8 @@ class Plan:
         views = tuple(as_view(x, name, stream=handle) for x, name in ((q, "q"), (k, "k"), (v, "v")))
         if (
             views[0].shape != self.shape_q
-            or views[1].shape != self.shape_kv
-            or views[2].shape != self.shape_kv
+            or views[1].shape != self.shape_k
+            or views[2].shape != self.shape_v
             or any(view.dtype is not self.spec.dtype for view in views)
         ):
             self._explain_mismatch(views)
@@ -213,7 +215,7 @@ class Plan:
         out_view = lse_view = None
         if out is not None:
             out_view = as_view(out, "out", stream=stream)
-            check_result("out", out_view, self.shape_q, self.spec.dtype)
+            check_result("out", out_view, self.shape_out, self.spec.dtype)
         if lse is not None:
             lse_view = as_view(lse, "lse", stream=stream)
             check_result("lse", lse_view, self.shape_lse, DType.F32)
@@ -225,7 +227,7 @@ class Plan:
         finish_lse: Callable[[], Any] = lambda: lse  # noqa: E731
         if out_view is None:
             out_view, finish_out = allocate(
-                q, self.shape_q, self.spec.dtype, device=self.device, stream=stream
+                q, self.shape_out, self.spec.dtype, device=self.device, stream=stream
             )
         if return_lse and lse_view is None:
             lse_view, finish_lse = allocate(
@@ -251,7 +253,7 @@ class Plan:
         views = tuple(as_view(x, name) for x, name in ((q, "q"), (k, "k"), (v, "v")))
         self._explain_mismatch(views)
         out_view = as_view(out, "out")
-        check_result("out", out_view, self.shape_q, self.spec.dtype)
+        check_result("out", out_view, self.shape_out, self.spec.dtype)
         lse_view = None
         if lse is not None:
             lse_view = as_view(lse, "lse")
@@ -265,8 +267,8 @@ class Plan:
         check_operands(q, k, v, layout=self.spec.layout)
         for name, view, wanted in (
             ("q", q, self.shape_q),
-            ("k", k, self.shape_kv),
-            ("v", v, self.shape_kv),
+            ("k", k, self.shape_k),
+            ("v", v, self.shape_v),
         ):
             if view.dtype is not self.spec.dtype:
                 raise ArgumentError(

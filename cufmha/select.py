@@ -37,10 +37,11 @@ def select(spec: AttentionSpec, arch: str) -> Support:
         variant
         for variant in offered
         if variant.head_dim >= spec.head_dim
+        and variant.head_dim_v >= (spec.head_dim_v or 0)
         and all(getattr(variant, name) == value for name, value in wanted.items())
     ]
     if fitting:
-        return Support(min(fitting, key=lambda variant: variant.head_dim))
+        return Support(min(fitting, key=lambda variant: (variant.head_dim, variant.head_dim_v)))
     reasons = []
     largest = max(variant.head_dim for variant in offered)
     if spec.head_dim > largest:

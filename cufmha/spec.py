@@ -16,7 +16,8 @@ Causal = bool | Literal["top_left"]
 Layout = Literal["bshd", "bhsd"]
 
 LAYOUTS: tuple[str, ...] = ("bshd", "bhsd")
-MAX_HEAD_DIM = 128
+MAX_HEAD_DIM = 192
+MAX_HEAD_DIM_V = 128
 _ALIGNMENT = 16
 _STRIDE_LIMIT = 1 << 40
 
@@ -47,7 +48,9 @@ class AttentionSpec:
     num_heads_q, num_heads_kv : int
         Query heads must be a multiple of key/value heads.
     head_dim : int
-        A multiple of 8, 8 to 128.
+        Of q and k: a multiple of 8, 8 to 192.
+    head_dim_v : int, optional
+        Of v and out: a multiple of 8, 8 to 128; head_dim if left out.
     dtype : DType
         Of q, k, v and out: BF16 or F16.
     mask : Mask
@@ -63,6 +66,7 @@ class AttentionSpec:
     num_heads_q: int
     num_heads_kv: int
     head_dim: int
+    head_dim_v: int | None = None
     dtype: DType = DType.BF16
     mask: Mask = Mask.NONE
     softmax_scale: float | None = None
@@ -72,6 +76,9 @@ class AttentionSpec:
     def __post_init__(self) -> None:
         check_dtype("dtype", self.dtype)
         check_head_dim("head_dim", self.head_dim)
+        if self.head_dim_v is None:
+            object.__setattr__(self, "head_dim_v", self.head_dim)
+        check_head_dim("head_dim_v", self.head_dim_v, MAX_HEAD_DIM_V)
         for name in ("num_heads_q", "num_heads_kv"):
             if getattr(self, name) < 1:
                 raise ArgumentError(f"{name}: must be at least 1, got {getattr(self, name)}")
@@ -110,13 +117,14 @@ class AttentionSpec:
         mask = Mask.of(causal)
         scale = check_scale(softmax_scale)
         check_operands(*views, layout=layout)
-        q, k, _ = views
+        q, k, v = views
         heads = layout.index("h")
         assert isinstance(q.dtype, DType)  # check_operands has seen to it
         return cls(
             num_heads_q=q.shape[heads],
             num_heads_kv=k.shape[heads],
             head_dim=q.shape[3],
+            head_dim_v=v.shape[3],
             dtype=q.dtype,
             mask=mask,
             softmax_scale=scale,
@@ -214,10 +222,10 @@ def check_dtype(name: str, dtype: Any) -> None:
         raise DTypeError(f"{name}: dtype must be bfloat16 or float16, got {shown}")
 
 
-def check_head_dim(name: str, head_dim: int) -> None:
-    if not 8 <= head_dim <= MAX_HEAD_DIM or head_dim % 8:
+def check_head_dim(name: str, head_dim: int | None, most: int = MAX_HEAD_DIM) -> None:
+    if head_dim is None or not 8 <= head_dim <= most or head_dim % 8:
         raise ArgumentError(
-            f"{name}: head_dim must be a multiple of 8 from 8 to {MAX_HEAD_DIM}, got {head_dim}"
+            f"{name}: head_dim must be a multiple of 8 from 8 to {most}, got {head_dim}"
         )
 
 
@@ -245,14 +253,15 @@ def check_operands(q: TensorView, k: TensorView, v: TensorView, *, layout: str) 
                 f"{name}: dtype must be that of q, {_name(q.dtype)}, got {_name(view.dtype)}"
             )
     for name, view in named:
-        check_head_dim(name, view.shape[3])
+        check_head_dim(name, view.shape[3], MAX_HEAD_DIM_V if name == "v" else MAX_HEAD_DIM)
     heads, rows = layout.index("h"), layout.index("s")
-    for name, view in named[1:]:
-        for axis, what in ((3, "head_dim"), (0, "batch")):
-            if view.shape[axis] != q.shape[axis]:
-                raise ArgumentError(
-                    f"{name}: {what} must be that of q, {q.shape[axis]}, got {view.shape[axis]}"
-                )
+    for name, view, axis, what in (
+        ("k", k, 3, "head_dim"), ("k", k, 0, "batch"), ("v", v, 0, "batch"),
+    ):  # fmt: skip
+        if view.shape[axis] != q.shape[axis]:
+            raise ArgumentError(
+                f"{name}: {what} must be that of q, {q.shape[axis]}, got {view.shape[axis]}"
+            )
     for axis, what in ((heads, "number of heads"), (rows, "sequence length")):
         if v.shape[axis] != k.shape[axis]:
             raise ArgumentError(

@@ -34,6 +34,7 @@ def make_qkv(
     seqlen_q: int,
     seqlen_k: int | None = None,
     head_dim: int,
+    head_dim_v: int | None = None,
     dtype: str = "bf16",
     seed: int = 0,
     spread: float = 1.0,
@@ -44,11 +45,15 @@ def make_qkv(
     seqlen_k = seqlen_q if seqlen_k is None else seqlen_k
     kind = numpy_dtype(dtype)
 
-    def draw(heads: int, rows: int, scale: float = 1.0) -> np.ndarray:
-        values = rng.standard_normal((batch, heads, rows, head_dim), np.float32) * np.float32(scale)
+    def draw(heads: int, rows: int, columns: int, scale: float = 1.0) -> np.ndarray:
+        values = rng.standard_normal((batch, heads, rows, columns), np.float32) * np.float32(scale)
         return values.astype(kind)
 
-    return draw(heads_q, seqlen_q, spread), draw(heads_kv, seqlen_k), draw(heads_kv, seqlen_k)
+    return (
+        draw(heads_q, seqlen_q, head_dim, spread),
+        draw(heads_kv, seqlen_k, head_dim),
+        draw(heads_kv, seqlen_k, head_dim_v or head_dim),
+    )
 
 
 def poison(shape: tuple[int, ...], dtype: Any) -> np.ndarray:

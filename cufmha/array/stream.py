@@ -54,6 +54,6 @@ def stream_handle(stream: Any) -> int:
             "stream: must be None, a handle (int), or have __cuda_stream__, .cuda_stream or .ptr, "
             f"got {type(stream).__module__}.{type(stream).__qualname__}"
         )
-    if handle < 0:
-        raise ArgumentError(f"stream: a handle must not be negative, got {handle}")
+    if not 0 <= handle < 1 << 64:
+        raise ArgumentError(f"stream: a handle must be from 0 to 2^64 - 1, got {handle}")
     return handle

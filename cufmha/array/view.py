@@ -128,6 +128,8 @@ def _read_numpy(name: str, array: Any, stream: int) -> TensorView:
 
     if not isinstance(array, np.ndarray):
         raise DTypeError(f"{name}: must be an array, got the NumPy scalar {type(array).__name__}")
+    if isinstance(array, np.ma.MaskedArray):
+        raise DTypeError(f"{name}: is a masked array, whose mask would be ignored; pass .filled()")
     dtype = array.dtype
     text = dtype.name if dtype.isnative else f"byte-swapped {dtype.name}"
     size = dtype.itemsize or 1

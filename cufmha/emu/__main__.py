@@ -39,7 +39,13 @@ def main(argv: list[str] | None = None) -> int:
         return int(options.run(options) or 0)
     except CufmhaError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 2
+    except OSError as error:
+        print(f"{error.strerror}: {error.filename}", file=sys.stderr)
+    except MemoryError as error:
+        print(f"not enough memory: {error}", file=sys.stderr)
+    except KeyboardInterrupt:
+        return 130
+    return 2
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -9,6 +9,7 @@ tma:@0;box=64x128;swizzle=128B                    a tensor map over the array of
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -113,16 +114,15 @@ def _from_file(text: str) -> np.ndarray:
         raise ArgumentError(f"argument {text!r}: there is no file {name}")
     try:
         loaded = np.load(path)
-    except (ValueError, OSError) as error:
+        if isinstance(loaded, np.ndarray):
+            return np.array(loaded)
+        with loaded:
+            if key in loaded.files:
+                return np.array(loaded[key])
+            held = ", ".join(loaded.files)
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise ArgumentError(f"argument {text!r}: {name} cannot be read ({error})") from None
-    if path.suffix == ".npy":
-        return np.array(loaded)
-    with loaded:
-        if key not in loaded.files:
-            raise ArgumentError(
-                f"argument {text!r}: {name} holds {', '.join(loaded.files)}; say {name}:KEY"
-            )
-        return np.array(loaded[key])
+    raise ArgumentError(f"argument {text!r}: {name} holds {held}; say {name}:KEY")
 
 
 def _tensor_map(text: str, before: list[Any], seed: int) -> tuple[TensorMapSpec, np.ndarray]:

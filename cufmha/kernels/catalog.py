@@ -32,8 +32,9 @@ class KernelVariant:
         Name of the entry: "fmha_fwd".
     arch : str
         The text's target: "sm_90a", or "sm_100f", which runs on sm_100a and sm_103a.
-    head_dim : int
-        The largest that it serves; smaller ones are the tensor maps' business.
+    head_dim, head_dim_v : int
+        The largest of q and k, and of v and out, that it serves; smaller ones are the tensor maps'
+        business.
     dtype : str
         "bf16" or "f16".
     causal : bool
@@ -57,6 +58,7 @@ class KernelVariant:
     operation: str
     arch: str
     head_dim: int
+    head_dim_v: int
     dtype: str
     causal: bool
     file: str
@@ -118,6 +120,7 @@ def _sm90_forward() -> Iterator[KernelVariant]:
             operation="fmha_fwd",
             arch="sm_90a",
             head_dim=head_dim,
+            head_dim_v=head_dim,
             dtype=dtype,
             causal=causal,
             file="sm90/fmha_fwd.ptx",
@@ -156,6 +159,7 @@ def _sm100_forward() -> Iterator[KernelVariant]:
             operation="fmha_fwd",
             arch="sm_100f",
             head_dim=head_dim,
+            head_dim_v=head_dim,
             dtype=dtype,
             causal=causal,
             file="sm100/fmha_fwd.ptx",

@@ -75,15 +75,21 @@ def test_mixed_dtypes_name_both():
     assert text == "k: dtype must be that of q, bfloat16, got float16"
 
 
-@pytest.mark.parametrize("dim", [0, 4, 12, 100, 136, 256])
+@pytest.mark.parametrize("dim", [0, 4, 12, 100, 200, 256])
 def test_an_unsupported_head_dim_is_named(dim):
     text = refusal(ArgumentError, *operands(dim=dim))
-    assert text == f"q: head_dim must be a multiple of 8 from 8 to 128, got {dim}"
+    assert text == f"q: head_dim must be a multiple of 8 from 8 to 192, got {dim}"
 
 
-def test_a_head_dim_unlike_that_of_q_is_named():
-    text = refusal(ArgumentError, Q, K, array(2, 7, 2, 32))
-    assert text == "v: head_dim must be that of q, 64, got 32"
+@pytest.mark.parametrize("dim", [0, 60, 136, 192])
+def test_an_unsupported_head_dim_of_v_is_named(dim):
+    text = refusal(ArgumentError, Q, K, array(2, 7, 2, dim))
+    assert text == f"v: head_dim must be a multiple of 8 from 8 to 128, got {dim}"
+
+
+def test_a_head_dim_of_k_unlike_that_of_q_is_named():
+    text = refusal(ArgumentError, Q, array(2, 7, 2, 32), V)
+    assert text == "k: head_dim must be that of q, 64, got 32"
 
 
 def test_head_counts_that_do_not_divide_are_named():

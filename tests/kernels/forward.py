@@ -20,6 +20,7 @@ class Case:
     seqlen_q: int
     seqlen_k: int
     head_dim: int
+    head_dim_v: int | None = None
     batch: int = 1
     heads_q: int = 1
     heads_kv: int = 1
@@ -35,8 +36,9 @@ class Case:
         heads = f"{self.heads_q}over{self.heads_kv}"
         scale = "" if self.softmax_scale is None else f"-scale{self.softmax_scale:g}"
         spread = "" if self.spread == 1 else f"-spread{self.spread:g}"
+        value = "" if self.head_dim_v is None else f"x{self.head_dim_v}"
         return (
-            f"{self.dtype}-d{self.head_dim}-{mask}-b{self.batch}-h{heads}"
+            f"{self.dtype}-d{self.head_dim}{value}-{mask}-b{self.batch}-h{heads}"
             f"-q{self.seqlen_q}-k{self.seqlen_k}-{self.layout}{scale}{spread}"
         )
 
@@ -48,6 +50,7 @@ class Case:
             seqlen_q=self.seqlen_q,
             seqlen_k=self.seqlen_k,
             head_dim=self.head_dim,
+            head_dim_v=self.head_dim_v,
             dtype=self.dtype,
             seed=self.seed,
             spread=self.spread,
@@ -75,7 +78,8 @@ def run(
 ) -> tuple[np.ndarray, np.ndarray]:
     """out and lse in "bhsd" from "bhsd" inputs, through poisoned outputs of the caller's."""
     operands = [device.put(laid_out(x, layout)) for x in (q, k, v)]
-    out = device.put(testing.poison(laid_out(q, layout).shape, q.dtype))
+    shape = (*laid_out(q, layout).shape[:3], v.shape[3])
+    out = device.put(testing.poison(shape, q.dtype))
     lse = device.put(np.full(q.shape[:3], np.nan, np.float32))
     result = cufmha.attention(
         *operands,

@@ -28,6 +28,11 @@ HEAD_DIMS = [
     Case(seqlen_q=70, seqlen_k=150, head_dim=d, dtype=("bf16", "f16")[d // 8 % 2], heads_q=2)
     for d in range(8, 129, 8)
 ]
+OTHER_HEAD_DIMS_OF_V = [
+    Case(seqlen_q=70, seqlen_k=150, head_dim=64, head_dim_v=128, causal=True),
+    Case(seqlen_q=150, seqlen_k=70, head_dim=128, head_dim_v=40, dtype="f16", heads_q=2),
+    Case(seqlen_q=70, seqlen_k=150, head_dim=72, head_dim_v=64, layout="bhsd"),
+]
 ODD_LENGTHS = [
     Case(seqlen_q=q, seqlen_k=k, head_dim=64, causal=True)
     for q, k in [(63, 64), (64, 65), (127, 129), (128, 127), (2, 257), (192, 193)]
@@ -61,6 +66,11 @@ def test_forward_is_as_exact_as_float64_allows(device, case):
 
 @pytest.mark.parametrize("case", HEAD_DIMS, ids=str)
 def test_every_head_dim_that_is_a_multiple_of_eight(device, case):
+    check(device, case)
+
+
+@pytest.mark.parametrize("case", OTHER_HEAD_DIMS_OF_V, ids=str)
+def test_v_may_have_another_head_dim_than_q_and_k(device, case):
     check(device, case)
 
 
