@@ -11,7 +11,7 @@ from .array.stream import resolve_stream
 from .array.view import as_view, framework_of
 from .device import chosen, device_for
 from .planning import Array, Plan, Stream, plan
-from .spec import AttentionSpec, Causal, Layout, ProblemShape
+from .spec import AttentionSpec, Causal, Layout, ProblemShape, check_scale
 
 _PLANS_KEPT = 256
 _plans: OrderedDict[tuple[Any, ...], Plan] = OrderedDict()
@@ -96,7 +96,8 @@ def attention(
     wants_lse = return_lse or lse is not None
     shapes = tuple((view.shape, view.dtype) for view in views)
     where = (chosen(), views[0].device)
-    key = (shapes, where, causal is True, causal, softmax_scale, layout, wants_lse)
+    softmax_scale = check_scale(softmax_scale)
+    key = (shapes, where, type(causal), causal, softmax_scale, layout, wants_lse)
     try:
         found = _plans.get(key)
     except TypeError:  # an option that is not hashable is refused below, by name

@@ -17,7 +17,7 @@ from .array.stream import resolve_stream
 from .array.view import TensorView, as_view, framework_of
 from .device import current_device
 from .device.base import Region
-from .errors import ArgumentError, PlanError, UnsupportedError
+from .errors import ArgumentError, DTypeError, PlanError, UnsupportedError
 from .kernels.catalog import KernelVariant
 from .select import select
 from .spec import (
@@ -89,9 +89,16 @@ def plan(spec: AttentionSpec, shape: ProblemShape, *, device: int | Device | Non
     UnsupportedError
         If no kernel serves the problem, with the reasons.
     DriverError, AssemblyError
+    DTypeError
+        If spec or shape is something else.
     """
+    for name, value, kind in (("spec", spec, AttentionSpec), ("shape", shape, ProblemShape)):
+        if not isinstance(value, kind):
+            raise DTypeError(f"{name}: must be {kind.__name__}, got {type(value).__name__}")
     if device is None or isinstance(device, int):
         device = current_device(device)
+    if not hasattr(device, "arch"):
+        raise DTypeError(f"device: must be a number or a Device, got {type(device).__name__}")
     support = select(spec, device.arch)
     if support.variant is None:
         raise UnsupportedError("; ".join(support.reasons))

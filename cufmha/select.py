@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .errors import CufmhaError
+from .errors import CufmhaError, DTypeError
 from .kernels.catalog import KernelVariant, variants
 from .spec import AttentionSpec, Mask
 
@@ -62,6 +62,8 @@ def is_supported(spec: AttentionSpec, *, arch: str | None = None) -> Support:
     arch : str, optional
         A chip; that of the device in use if left out.
     """
+    if not isinstance(spec, AttentionSpec):
+        raise DTypeError(f"spec: must be AttentionSpec, got {type(spec).__name__}")
     if arch is None:
         from .device import current_arch
 

@@ -198,11 +198,13 @@ def check_scale(scale: Any) -> float | None:
     if scale is None:
         return None
     try:
-        value = float(scale)
+        value = None if isinstance(scale, str | bytes) else float(scale)
+    except OverflowError:
+        value = math.inf
     except (TypeError, ValueError):
-        raise DTypeError(
-            f"softmax_scale: must be a number or None, got {type(scale).__name__}"
-        ) from None
+        value = None
+    if value is None:
+        raise DTypeError(f"softmax_scale: must be a number or None, got {type(scale).__name__}")
     if not math.isfinite(value):
         raise ArgumentError(f"softmax_scale: must be finite, got {value}")
     if abs(value) > _LARGEST_SCALE:

@@ -42,6 +42,13 @@ def refusal(kind, *args, **options):
     return str(caught.value)
 
 
+@pytest.fixture
+def fake():
+    device = FakeDevice()
+    with cufmha.use_device(device):
+        yield device
+
+
 Q, K, V = operands()
 
 
@@ -203,7 +210,7 @@ def test_an_lse_inside_k_is_refused():
     assert "lse: must share no element with k" in refusal(ArgumentError, Q, k, V, lse=lse)
 
 
-@pytest.mark.parametrize("scale", [float("nan"), float("inf"), -float("inf"), 1e39])
+@pytest.mark.parametrize("scale", [float("nan"), float("inf"), -float("inf"), 1e39, 10**400])
 def test_a_scale_that_is_not_finite_is_refused(scale):
     assert refusal(ArgumentError, Q, K, V, softmax_scale=scale).startswith("softmax_scale: must be")
 
@@ -211,6 +218,31 @@ def test_a_scale_that_is_not_finite_is_refused(scale):
 def test_other_options_are_refused_by_name():
     assert refusal(DTypeError, Q, K, V, softmax_scale="big").startswith("softmax_scale: ")
     assert refusal(DTypeError, Q, K, V, softmax_scale=[1]).startswith("softmax_scale: ")
+    assert refusal(DTypeError, Q, K, V, softmax_scale="0.5").startswith("softmax_scale: ")
+
+
+def test_any_kind_of_number_is_a_scale(fake):
+    for scale in (np.array(0.1), np.float32(0.1), 1):
+        cufmha.attention(Q, K, V, softmax_scale=scale)
+
+
+def test_what_only_equals_a_mask_is_none(fake):
+    """0 == False, so a plan kept for False must not answer for 0."""
+    cufmha.attention(Q, K, V, causal=False)
+    with pytest.raises(ArgumentError, match="^causal: "):
+        cufmha.attention(Q, K, V, causal=0)
+
+
+def test_plans_of_other_things_are_refused_by_name(fake):
+    spec, shape = cufmha.AttentionSpec.of(Q, K, V), cufmha.ProblemShape.of(Q, K, V)
+    for call, name in (
+        (lambda: cufmha.plan(None, shape), "spec"),
+        (lambda: cufmha.plan(spec, None), "shape"),
+        (lambda: cufmha.plan(spec, shape, device="x"), "device"),
+        (lambda: cufmha.is_supported(None), "spec"),
+    ):
+        with pytest.raises(DTypeError, match=f"^{name}: must be"):
+            call()
     assert refusal(ArgumentError, Q, K, V, causal="bottom").startswith("causal: ")
     assert refusal(ArgumentError, Q, K, V, causal=1).startswith("causal: ")
     assert refusal(ArgumentError, Q, K, V, layout="sbhd").startswith("layout: ")
