@@ -29,7 +29,13 @@ def main(argv: list[str] | None = None) -> int:
         return report(arguments, q, k, v)
     except CufmhaError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 2
+    except OSError as error:
+        print(f"--out: {error.strerror}: {error.filename}", file=sys.stderr)
+    except ModuleNotFoundError as error:
+        print(f"--device {arguments.device}: needs {error.name}", file=sys.stderr)
+    except KeyboardInterrupt:
+        return 130
+    return 2
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -60,7 +66,7 @@ def draw(arguments: argparse.Namespace) -> tuple[np.ndarray, ...]:
     from cufmha.errors import ArgumentError
     from cufmha.testing import make_qkv
 
-    for name in ("batch", "heads_q", "seqlen_q", "head_dim"):
+    for name in ("batch", "heads_q", "seqlen_q", "head_dim", "seed"):
         if getattr(arguments, name) < 0:
             raise ArgumentError(f"{name}: must not be negative, got {getattr(arguments, name)}")
     arrays = make_qkv(

@@ -105,6 +105,8 @@ class _Launch:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
+        if options.seed < 0:
+            raise ArgumentError(f"--seed: must not be negative, got {options.seed}")
         self.module = Module(
             _text(options.file), arch=options.arch, seed=options.seed, rules=options.rules,
             hazards=not options.no_hazards, filename=str(options.file),
@@ -151,7 +153,7 @@ def _run(options: argparse.Namespace) -> None:
         for number, a in enumerate(launch.arguments)
         if isinstance(a, tuple | np.ndarray)
     }
-    before = {number: array.copy() for number, array in arrays.items()}
+    before = {number: array.tobytes() for number, array in arrays.items()}
     start = time.perf_counter()
     machine = launch.run()
     seconds = time.perf_counter() - start
@@ -159,11 +161,10 @@ def _run(options: argparse.Namespace) -> None:
     for title in ("argument", "array", "changed", "first elements"):
         table.add_column(title)
     for number, array in arrays.items():
-        changed = int((array.view(np.uint8) != before[number].view(np.uint8)).any()) if array.size \
-            else 0  # fmt: skip
-        first = " ".join(f"{x:.6g}" for x in array.ravel()[:6].astype(np.float64))
+        changed = "yes" if array.tobytes() != before[number] else "no"
+        first = " ".join(str(x) for x in array.ravel()[:6])
         shape = "x".join(map(str, array.shape))
-        table.add_row(str(number), f"{array.dtype} {shape}", "yes" if changed else "no", first)
+        table.add_row(str(number), f"{array.dtype} {shape}", changed, first)
     Console().print(table)
     if options.save:
         named: dict[str, Any] = {f"arg{number}": array for number, array in arrays.items()}
@@ -209,10 +210,12 @@ def _profile(options: argparse.Namespace) -> None:
 
 
 def _trace(options: argparse.Namespace) -> None:
-    from .trace import Trace
+    from .trace import Trace, require_matplotlib
 
     if not (options.out or options.png):
         raise ArgumentError("trace: give --out FILE.json, --png FILE.png or both")
+    if options.png:
+        require_matplotlib()
     launch = _Launch(options)
     trace = Trace(launch.module.program(launch.entry))
     launch.run()

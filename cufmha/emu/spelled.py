@@ -113,10 +113,10 @@ def _from_file(text: str) -> np.ndarray:
     if not path.is_file():
         raise ArgumentError(f"argument {text!r}: there is no file {name}")
     try:
-        loaded = np.load(path)
-        if isinstance(loaded, np.ndarray):
-            return np.array(loaded)
-        with loaded:
+        with path.open("rb") as file:
+            loaded = np.load(file)
+            if isinstance(loaded, np.ndarray):
+                return loaded
             if key in loaded.files:
                 return np.array(loaded[key])
             held = ", ".join(loaded.files)

@@ -31,6 +31,14 @@ _SIGNALS = frozenset(("order", "shared", "global", "matrix", "tensor memory"))
 _COLORS = {"run": "#3a923a", "wait": "#d9534f", "async": "#4c78a8"}
 
 
+def require_matplotlib() -> Any:
+    try:
+        import matplotlib  # type: ignore[import-not-found, unused-ignore]
+    except ImportError:
+        raise UnsupportedError("a PNG needs matplotlib (extra 'bench')") from None
+    return matplotlib
+
+
 @dataclass
 class Span:
     """Something that lasts: `what` is run, wait or async."""
@@ -154,10 +162,7 @@ class Trace:
 
     def write_png(self, path: Path, *, block: int | None = None) -> None:
         """One block as bars: green runs, red waits, blue is asynchronous work."""
-        try:
-            import matplotlib  # type: ignore[import-not-found, unused-ignore]
-        except ImportError:
-            raise UnsupportedError("a PNG needs matplotlib (extra 'bench')") from None
+        matplotlib = require_matplotlib()
         matplotlib.use("Agg")
         from matplotlib import pyplot
 

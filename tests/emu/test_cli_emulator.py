@@ -104,6 +104,33 @@ def test_a_missing_file_and_broken_text_are_errors_too(tmp_path, capsys):
     assert "broken.ptx" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("name", "content"), [("a.npy", b"\x00" * 40), ("a.npz", b"PK\x03\x04junk"), ("a.npy", b"")]
+)
+def test_damaged_files_are_errors(ptx, tmp_path, capsys, name, content):
+    (tmp_path / name).write_bytes(content)
+    assert launch("run", ptx, f"{tmp_path}/{name}:x", "zeros:f32:1", "f32:1", "u32:1") == 2
+    assert name in capsys.readouterr().err
+
+
+def test_arrays_of_any_order_and_kind_are_shown(ptx, tmp_path, capsys):
+    np.save(tmp_path / "f.npy", np.asfortranarray(np.zeros((16, 8), np.float32)))
+    np.save(tmp_path / "s.npy", np.array(["abc"] * 100))
+    status = launch("run", ptx, f"{tmp_path}/f.npy", f"{tmp_path}/s.npy", "f32:0", "u32:64")
+    assert status == 0
+    assert "16x8" in capsys.readouterr().out
+
+
+def test_places_that_cannot_be_written_and_sizes_that_do_not_fit_are_errors(ptx, capsys):
+    arguments = ("zeros:f32:128", "zeros:f32:128", "f32:0", "u32:64")
+    assert launch("run", ptx, *arguments, options=("--save", "/nonexistent/out.npz")) == 2
+    assert "/nonexistent/out.npz" in capsys.readouterr().err
+    assert launch("run", ptx, "zeros:f32:9000000x9000000", *arguments[1:]) == 2
+    assert "memory" in capsys.readouterr().err
+    assert launch("run", ptx, *arguments, options=("--seed", "-1")) == 2
+    assert "--seed" in capsys.readouterr().err
+
+
 def test_check_lists_findings_and_sets_the_status(ptx, tmp_path, capsys):
     assert main(["check", str(ptx), "--arch", "sm_90a"]) == 0
     other = tmp_path / "other.ptx"
