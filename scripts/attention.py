@@ -52,6 +52,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--seqlen-q", type=int, default=256)
     add("--seqlen-k", type=int, help="as seqlen-q if left out")
     add("--head-dim", type=int, default=128)
+    add("--head-dim-v", type=int, help="as head-dim if left out")
     add("--dtype", choices=("bf16", "f16"), default="bf16")
     add("--causal", nargs="?", const="bottom_right", choices=("bottom_right", "top_left"))
     add("--softmax-scale", type=float, help="1/sqrt(head_dim) if left out")
@@ -76,6 +77,7 @@ def draw(arguments: argparse.Namespace) -> tuple[np.ndarray, ...]:
         seqlen_q=arguments.seqlen_q,
         seqlen_k=arguments.seqlen_k,
         head_dim=arguments.head_dim,
+        head_dim_v=arguments.head_dim_v,
         dtype=arguments.dtype,
         seed=arguments.seed,
     )

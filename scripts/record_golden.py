@@ -4,6 +4,9 @@
 
     python scripts/record_golden.py --out tests/emu/golden              # on a Hopper card
     python scripts/record_golden.py --device emulator --compare tests/emu/golden
+    python scripts/record_golden.py --device cuda --compare tests/emu/golden --target sm_100a
+
+The last runs them on another card, but for what only the recorded one has.
 
 One compressed .npz per family holds every output of every probe; descriptors.json holds the 128
 bytes that the driver makes of each tensor map; about.json says which card, driver and day.
@@ -29,10 +32,14 @@ from probes.base import Descriptor, Output, Probe  # noqa: E402
 
 
 class Runner(Protocol):
+    target: str
+
     def run(self, probe: Probe) -> list[np.ndarray]: ...
 
 
 class EmulatorRunner:
+    target = "sm_90a"
+
     def run(self, probe: Probe) -> list[np.ndarray]:
         from probes.replay import emulate
 
@@ -40,7 +47,12 @@ class EmulatorRunner:
 
 
 class CardRunner:
-    """Each probe through the driver: PTX text in, outputs back, one module at a time."""
+    """Each probe through the driver: PTX text in, outputs back, one module at a time.
+
+    `target` takes the place of sm_90a in the text, for cards that do not run that.
+    """
+
+    target = "sm_90a"
 
     def __init__(self) -> None:
         from cuda.bindings import driver
@@ -58,7 +70,8 @@ class CardRunner:
 
     def run(self, probe: Probe) -> list[np.ndarray]:
         driver = self.driver
-        module = self.call(driver.cuModuleLoadData(probe.text.encode() + b"\0"))
+        text = probe.text.replace(".target sm_90a", f".target {self.target}")
+        module = self.call(driver.cuModuleLoadData(text.encode() + b"\0"))
         function = self.call(driver.cuModuleGetFunction(module, b"probe"))
         if probe.shared_bytes:
             limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -190,12 +203,19 @@ def main() -> int:
     parser.add_argument("--family", action="append", choices=probes.FAMILIES)
     parser.add_argument("--isolate", action="store_true", help="each probe in its own process")
     parser.add_argument("--compare", type=Path, help="compare with the answers in this folder")
+    parser.add_argument("--target", default="sm_90a", help="with --compare: write programs for it")
     arguments = parser.parse_args()
     families = arguments.family or list(probes.FAMILIES)
     if arguments.compare:
         from probes.replay import differences
 
-        lines = [line for family in families for line in differences(family, arguments.compare)]
+        chosen = EmulatorRunner() if arguments.device == "emulator" else CardRunner()
+        chosen.target = arguments.target
+        lines = [
+            line
+            for family in families
+            for line in differences(family, arguments.compare, chosen.run)
+        ]
         print("\n".join(lines) or "every answer agrees")
         return bool(lines)
     if arguments.isolate:

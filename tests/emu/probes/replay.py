@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -71,8 +72,10 @@ def float_kind(probe: Probe) -> str:
     return next((part for part in parts if part in known), "f32")
 
 
-def differences(name: str, folder: Path) -> list[str]:
-    """One line per probe of the family whose emulated answer is not the card's."""
+def differences(
+    name: str, folder: Path, run: Callable[[Probe], list[np.ndarray]] = emulate
+) -> list[str]:
+    """One line per probe of the family whose answer by `run` is not the recorded one."""
     lines = []
     with np.load(folder / f"{name}.npz") as answers:
         for probe in family(name):
@@ -80,8 +83,8 @@ def differences(name: str, folder: Path) -> list[str]:
                 lines.append(f"{name}: {probe.name}: no answer recorded")
                 continue
             try:
-                results = emulate(probe)
-            except CufmhaError as error:
+                results = run(probe)
+            except (CufmhaError, RuntimeError) as error:
                 lines.append(f"{name}: {probe.name}: {type(error).__name__}: {error}")
                 continue
             for number, got in enumerate(results):
