@@ -19,6 +19,7 @@ import os
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,7 @@ def main() -> int:
         good &= step(report, f"probes: {family}", [*command, "--family", family], timeout=120)
     good &= variants(report, arch)
     tests = ["-m", "pytest", "-q", "--device", "cuda", "tests/kernels", "-p", "no:cacheprovider"]
+    tests += ["-n", "4"] if find_spec("xdist") else []
     good &= step(report, "tests", [*tests, "-p", "no:benchmark"], timeout=900)
     if not arguments.skip_times:
         times = arguments.out.with_suffix(".times.json").resolve()
