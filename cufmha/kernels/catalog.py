@@ -18,7 +18,8 @@ from ..errors import ArgumentError
 # chip -> the target whose text it runs
 CHIPS: Final = {"sm_90a": "sm_90a", "sm_100a": "sm_100f", "sm_103a": "sm_100f"}
 TARGETS: Final = ("sm_90a", "sm_100f")
-HEAD_DIMS: Final = (64, 128)
+HEAD_DIMS: Final = ((64, 64), (128, 128), (192, 128))
+"""Of q and k, of v and out."""
 DTYPES: Final = ("bf16", "f16")
 
 
@@ -77,7 +78,10 @@ class KernelVariant:
     def name(self) -> str:
         """Names the variant and its cubin file: "fmha_fwd-sm_90a-d128-bf16-causal"."""
         mask = "causal" if self.causal else "full"
-        return f"{self.operation}-{self.arch}-d{self.head_dim}-{self.dtype}-{mask}"
+        width = f"d{self.head_dim}"
+        if self.head_dim_v != self.head_dim:
+            width += f"x{self.head_dim_v}"
+        return f"{self.operation}-{self.arch}-{width}-{self.dtype}-{mask}"
 
     def __str__(self) -> str:
         return self.name
@@ -105,29 +109,31 @@ def _all() -> tuple[KernelVariant, ...]:
     return (*_sm90_forward(), *_sm100_forward())
 
 
-def _shapes() -> Iterator[tuple[int, str, bool]]:
-    return product(HEAD_DIMS, DTYPES, (False, True))
+def _shapes() -> Iterator[tuple[int, int, str, bool]]:
+    for (head_dim, head_dim_v), dtype, causal in product(HEAD_DIMS, DTYPES, (False, True)):
+        yield head_dim, head_dim_v, dtype, causal
 
 
 def _sm90_forward() -> Iterator[KernelVariant]:
     """ptx/sm90/fmha_fwd.ptx: a producer group and two or three consumer groups of 64 rows."""
     stages = 2
-    numbers = {64: (192, 96, 32, 160), 128: (128, 128, 40, 232)}
-    for head_dim, dtype, causal in _shapes():
+    numbers = {64: (192, 96, 32, 160), 128: (128, 128, 40, 232), 192: (128, 112, 40, 232)}
+    for head_dim, head_dim_v, dtype, causal in _shapes():
         tile_q, tile_k, producer, consumer = numbers[head_dim]
         threads = 128 + 2 * tile_q
         yield KernelVariant(
             operation="fmha_fwd",
             arch="sm_90a",
             head_dim=head_dim,
-            head_dim_v=head_dim,
+            head_dim_v=head_dim_v,
             dtype=dtype,
             causal=causal,
             file="sm90/fmha_fwd.ptx",
             tile_q=tile_q,
             tile_k=tile_k,
             threads=threads,
-            smem_bytes=2 * 2 * head_dim * (tile_q + stages * tile_k) + 8 * (2 + 4 * stages),
+            smem_bytes=2 * (head_dim + head_dim_v) * (tile_q + stages * tile_k)
+            + 8 * (2 + 4 * stages),
             box_rows_q=tile_q,
             box_rows_kv=tile_k,
             box_rows_o=64,
@@ -136,6 +142,7 @@ def _sm90_forward() -> Iterator[KernelVariant]:
             template=(
                 ("arch", "sm_90a"),
                 ("head_dim", head_dim),
+                ("head_dim_v", head_dim_v),
                 ("dtype", dtype),
                 ("causal", causal),
                 ("tile_q", tile_q),
@@ -151,22 +158,23 @@ def _sm90_forward() -> Iterator[KernelVariant]:
 def _sm100_forward() -> Iterator[KernelVariant]:
     """ptx/sm100/fmha_fwd.ptx: two tiles of 128 query rows in flight, roles by warp."""
     half_q, tile_k, threads = 128, 128, 512
-    softmax, output, other = 184, 80, 64
-    for head_dim, dtype, causal in _shapes():
-        stages = {64: 6, 128: 3}[head_dim]
-        tiles = 4 * half_q + stages * tile_k  # two of q, two of o, the ring of k and v
+    for head_dim, head_dim_v, dtype, causal in _shapes():
+        stages = {64: 6, 128: 3, 192: 2}[head_dim]
+        softmax, output, other = (176, 80, 80) if head_dim > 128 else (184, 80, 64)
+        width_o = 0 if head_dim > 128 else head_dim_v  # there o lies over q
+        cells = 2 * half_q * (head_dim + width_o) + stages * tile_k * head_dim
         yield KernelVariant(
             operation="fmha_fwd",
             arch="sm_100f",
             head_dim=head_dim,
-            head_dim_v=head_dim,
+            head_dim_v=head_dim_v,
             dtype=dtype,
             causal=causal,
             file="sm100/fmha_fwd.ptx",
             tile_q=2 * half_q,
             tile_k=tile_k,
             threads=threads,
-            smem_bytes=2 * head_dim * tiles + 16 * half_q + 8 * (18 + 2 * stages),
+            smem_bytes=2 * cells + 16 * half_q + 8 * (18 + 2 * stages),
             box_rows_q=half_q,
             box_rows_kv=tile_k,
             box_rows_o=half_q,
@@ -175,6 +183,7 @@ def _sm100_forward() -> Iterator[KernelVariant]:
             template=(
                 ("arch", "sm_100f"),
                 ("head_dim", head_dim),
+                ("head_dim_v", head_dim_v),
                 ("dtype", dtype),
                 ("causal", causal),
                 ("tile_q", 2 * half_q),
