@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from . import _env
@@ -52,6 +53,12 @@ def store(name: str, data: bytes) -> None:
         Path(temporary).replace(target)
     except OSError:
         Path(temporary).unlink(missing_ok=True)
+
+
+def drop(name: str) -> None:
+    """Removes the entry, where the folder lets it."""
+    with suppress(OSError):
+        _path(name).unlink(missing_ok=True)
 
 
 def folder() -> Path:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from .. import cache as disk
 from ..errors import AssemblyError, DriverError, PlanError, UnsupportedError
 from ..kernels import build
 from ..kernels.catalog import KernelVariant
@@ -275,8 +276,7 @@ class CardKernel:
         self.variant = variant
         self.parameters: Parameters = parameters(render(variant).text, variant.operation)
         image = build.image(variant, card.arch, driver_version=driver_version())
-        self.origin = image.origin
-        self._module = self._load(bindings, image)
+        self._module, self.origin = self._load(bindings, image)
         self.function = check(
             "cuModuleGetFunction",
             bindings.cuModuleGetFunction(self._module, variant.operation.encode()),
@@ -298,30 +298,40 @@ class CardKernel:
         result = driver().cuFuncGetAttribute(attribute, self.function)
         return int(check("cuFuncGetAttribute", result))
 
-    def _load(self, bindings: Any, image: build.Image) -> Any:
-        log = bytearray(_LOG_BYTES)
-        options = [
-            bindings.CUjit_option.CU_JIT_ERROR_LOG_BUFFER,
-            bindings.CUjit_option.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
-        ]
-        status, module = bindings.cuModuleLoadDataEx(
-            image.data, len(options), options, [log, len(log)]
-        )
+    def _load(self, bindings: Any, image: build.Image) -> tuple[Any, str]:
+        """The module and where it is from; a cached cubin that is refused gives way to the PTX."""
+        capturing = bindings.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+        status, module, log = _load_image(bindings, image)
+        origin = image.origin
+        if int(status) and status != capturing and image.entry:
+            disk.drop(image.entry)
+            origin = f"PTX, in place of {origin} ({_described(bindings, status)})"
+            status, module, log = _load_image(bindings, build.as_text(image.rendered))
         if int(status) == 0:
-            return module
-        if status == bindings.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED:
+            return module, origin
+        if status == capturing:
             raise PlanError(
                 f"{self.variant}: a kernel cannot be loaded while a stream is being captured; "
                 "make the plan before the capture begins"
             )
-        text = bytes(log).split(b"\0")[0].decode(errors="replace")
-        explained = image.rendered.explain(text) if text else "the driver gives no log"
+        explained = image.rendered.explain(log) if log else "the driver gives no log"
         raise AssemblyError(
-            f"{self.variant} from {self.origin}: {_described(bindings, status)}\n{explained}"
+            f"{self.variant} from {origin}: {_described(bindings, status)}\n{explained}"
         )
 
     def prepare(self, *, grid: int, params: bytes, regions: Sequence[Region]) -> CardLaunch:
         return CardLaunch(self, grid, params)
+
+
+def _load_image(bindings: Any, image: build.Image) -> tuple[Any, Any, str]:
+    """Status, module and the assembler's log of errors."""
+    log = bytearray(_LOG_BYTES)
+    options = [
+        bindings.CUjit_option.CU_JIT_ERROR_LOG_BUFFER,
+        bindings.CUjit_option.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
+    ]
+    status, module = bindings.cuModuleLoadDataEx(image.data, len(options), options, [log, len(log)])
+    return status, module, bytes(log).split(b"\0")[0].decode(errors="replace")
 
 
 def check_registers(variant: KernelVariant, registers: int, local_bytes: int, origin: str) -> None:

@@ -3,8 +3,8 @@
 
 `image` is what a card loads: from the folder CUFMHA_KERNEL_DIR if set; else a cubin by a ptxas that
 is found and no newer than the driver, kept in the cache; else the PTX text, which the driver
-compiles. nvJitLink takes no part in that: it compiles relocatably, which costs the Blackwell
-kernels registers.
+compiles and keeps in its own cache. nvJitLink and the driver's linker (cuLinkAddData) take no part
+in that: they compile relocatably, where setmaxnreg is ignored and the kernels spill.
 """
 
 from __future__ import annotations
@@ -35,11 +35,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """What a device loads: PTX text (ending in NUL) or a cubin, and the text it stands for."""
+    """What a device loads: PTX text (ending in NUL) or a cubin, and the text it stands for.
+
+    `entry` names the cache's file that holds the cubin, "" if it came from elsewhere.
+    """
 
     data: bytes
     origin: str
     rendered: Rendered
+    entry: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +80,16 @@ def image(variant: KernelVariant, arch: str, *, driver_version: int) -> Image:
         try:
             version = _ptxas_version(tool)
             if version[:2] <= (driver_version // 1000, driver_version % 1000 // 10):
-                return Image(assemble(variant, arch)[0], f"a cubin by {assembler_name()}", rendered)
+                data, _ = assemble(variant, arch)
+                entry = _entry(arch, rendered)
+                return Image(data, f"a cubin by {assembler_name()}", rendered, entry)
         except (AssemblyError, OSError, subprocess.SubprocessError) as error:
             _log.info("%s: not by %s: %s", variant, tool, error)
+    return as_text(rendered)
+
+
+def as_text(rendered: Rendered) -> Image:
+    """The PTX, for the driver to compile; it keeps what it makes of it in a cache of its own."""
     return Image(rendered.text.encode() + b"\0", "PTX, compiled by the driver", rendered)
 
 
@@ -134,7 +145,7 @@ def assemble(variant: KernelVariant, arch: str) -> tuple[bytes, Report]:
     """One cubin and the report, by ptxas or, where there is none, nvJitLink; kept in the cache."""
     rendered = render(variant)
     tool = find_ptxas()
-    name = disk.key("cubin", assembler_name(), arch, rendered.text)
+    name = _entry(arch, rendered)
     cached = disk.load(name)
     if cached is None:
         run = _by_ptxas if tool else _by_nvjitlink
@@ -144,6 +155,10 @@ def assemble(variant: KernelVariant, arch: str) -> tuple[bytes, Report]:
         head, _, data = cached.partition(b"\0")
         log = json.loads(head)["log"]
     return data, read_log(log)
+
+
+def _entry(arch: str, rendered: Rendered) -> str:
+    return disk.key("cubin", assembler_name(), arch, rendered.text)
 
 
 def find_ptxas() -> str | None:

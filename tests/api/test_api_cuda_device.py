@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 
 import cufmha
+from cufmha import cache
 from cufmha.array.dtype import DType
 from cufmha.array.view import TensorView
 from cufmha.device import cuda
@@ -23,6 +24,7 @@ class Status(enum.IntEnum):
     CUDA_SUCCESS = 0
     CUDA_ERROR_INVALID_VALUE = 1
     CUDA_ERROR_NO_DEVICE = 100
+    CUDA_ERROR_INVALID_IMAGE = 200
     CUDA_ERROR_INVALID_PTX = 218
     CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900
 
@@ -58,7 +60,7 @@ class Bindings(types.ModuleType):
         self.facts = {
             "version": 13000, "init": Status(0), "cards": 1, "major": 9, "minor": 0,
             "processors": 132, "registers": 168, "local": 0, "load": Status(0), "log": b"",
-            "launch": Status(0),
+            "launch": Status(0), "refused": (),
         }  # fmt: skip
         for name in (
             "CUdevice_attribute", "CUfunction_attribute", "CUjit_option", "CUpointer_attribute",
@@ -113,7 +115,8 @@ class Bindings(types.ModuleType):
     def cuModuleLoadDataEx(self, image, count, options, values):
         self.calls.append(("load", image[:40]))
         values[0][: len(self.facts["log"])] = self.facts["log"]
-        return (self.facts["load"], 5)
+        refused = image.startswith(self.facts["refused"])
+        return (Status.CUDA_ERROR_INVALID_IMAGE if refused else self.facts["load"], 5)
 
     def cuModuleGetFunction(self, module, name):
         return (Status(0), 6)
@@ -225,6 +228,79 @@ def test_a_compiler_error_names_the_templates_line(bindings):
 def test_a_load_during_capture_says_to_plan_before(bindings):
     bindings.facts["load"] = Status.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
     refused(PlanError, "before the capture begins")
+
+
+CUBIN = b"\x7fELF of the stand-in"
+
+
+@pytest.fixture
+def ptxas(tmp_path, monkeypatch):
+    """Stands in for ptxas; its runs are lines of the file. The cache of kernels starts empty."""
+    tool, runs = tmp_path / "ptxas", tmp_path / "runs"
+    tool.write_text(
+        f"""#!{sys.executable}
+import sys
+from pathlib import Path
+if "--version" in sys.argv:
+    print("Cuda compilation tools, release 13.0, V13.0.88")
+else:
+    with Path({str(runs)!r}).open("a") as file:
+        file.write("run\\n")
+    Path(sys.argv[-1]).write_bytes({CUBIN!r})
+"""
+    )
+    tool.chmod(0o755)
+    monkeypatch.setenv("CUFMHA_PTXAS", str(tool))
+    monkeypatch.setenv("CUFMHA_CACHE_DIR", str(tmp_path / "cache"))
+    return runs
+
+
+def load_as_another_process(bindings):
+    """The origin of a kernel of a plan made by a process that has loaded nothing, and the loads."""
+    cuda._cards.clear()
+    bindings.calls.clear()
+    origin = make_plan()._kernel.origin
+    return origin, [call[1] for call in bindings.calls if call[0] == "load"]
+
+
+def test_a_cubin_is_assembled_once_and_loaded_from_the_cache_after_that(bindings, ptxas):
+    for _ in range(2):
+        assert load_as_another_process(bindings) == ("a cubin by ptxas 13.0.88", [CUBIN])
+    assert ptxas.read_text() == "run\n"
+
+
+def test_a_corrupt_cubin_in_the_cache_is_never_loaded(bindings, ptxas):
+    load_as_another_process(bindings)
+    (path,) = cache.entries()
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    assert load_as_another_process(bindings)[1] == [CUBIN]
+    assert ptxas.read_text() == "run\nrun\n"
+
+
+def test_a_cubin_that_the_driver_refuses_leaves_the_cache_and_the_ptx_is_loaded(bindings, ptxas):
+    bindings.facts["refused"] = CUBIN
+    origin, loads = load_as_another_process(bindings)
+    assert loads[0] == CUBIN and loads[1].startswith(b".version") and len(loads) == 2
+    assert origin == (
+        "PTX, in place of a cubin by ptxas 13.0.88 "
+        "(CUDA_ERROR_INVALID_IMAGE (words about it))"
+    )
+    assert cache.entries() == []
+
+
+def test_a_cache_that_cannot_be_written_only_costs_time(bindings, ptxas, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("CUFMHA_CACHE_DIR", str(tmp_path / "file"))
+    for _ in range(2):
+        assert load_as_another_process(bindings)[1] == [CUBIN]
+    assert ptxas.read_text() == "run\nrun\n"
+
+
+def test_neither_cubin_nor_ptx_names_both_and_the_templates_line(bindings, ptxas):
+    bindings.facts.update(
+        refused=(CUBIN, b".version"), log=b"ptxas application ptx input, line 200; error   : Unknown\n"
+    )
+    refused(AssemblyError, r"PTX, in place of a cubin by ptxas.*\n.*line 200.*\n    \w+/\w+\.ptx:\d")
 
 
 def test_a_launch_passes_every_parameter_and_the_stream(bindings):
