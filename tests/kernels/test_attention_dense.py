@@ -32,7 +32,24 @@ OTHER_HEAD_DIMS_OF_V = [
     Case(seqlen_q=70, seqlen_k=150, head_dim=64, head_dim_v=128, causal=True),
     Case(seqlen_q=150, seqlen_k=70, head_dim=128, head_dim_v=40, dtype="f16", heads_q=2),
     Case(seqlen_q=70, seqlen_k=150, head_dim=72, head_dim_v=64, layout="bhsd"),
+    Case(seqlen_q=130, seqlen_k=300, head_dim=192, head_dim_v=128, causal=True),
+    Case(
+        seqlen_q=257, seqlen_k=113, head_dim=192, head_dim_v=128, dtype="f16", heads_q=4, heads_kv=2
+    ),
+    Case(seqlen_q=70, seqlen_k=230, head_dim=136, head_dim_v=72, causal="top_left", layout="bhsd"),
 ]
+OTHER_HEAD_DIMS_OF_V_FOR_THE_CARD = [
+    Case(
+        seqlen_q=q, seqlen_k=k, head_dim=192, head_dim_v=128, dtype=dtype, causal=mask, batch=2,
+        heads_q=4, heads_kv=2, layout=layout, seed=q,
+    )
+    for (q, k), dtype, mask, layout in itertools.product(
+        [(113, 203), (1024, 1000), (799, 2048), (2000, 500)],
+        ["bf16", "f16"],
+        MASKS,
+        ["bshd", "bhsd"],
+    )
+]  # fmt: skip
 ODD_LENGTHS = [
     Case(seqlen_q=q, seqlen_k=k, head_dim=64, causal=True)
     for q, k in [(63, 64), (64, 65), (127, 129), (128, 127), (2, 257), (192, 193)]
@@ -80,6 +97,6 @@ def test_lengths_around_tile_edges(device, case):
 
 
 @pytest.mark.card
-@pytest.mark.parametrize("case", FOR_THE_CARD, ids=str)
+@pytest.mark.parametrize("case", FOR_THE_CARD + OTHER_HEAD_DIMS_OF_V_FOR_THE_CARD, ids=str)
 def test_forward_at_sizes_for_the_card(device, case):
     check(device, case)
