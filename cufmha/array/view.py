@@ -94,6 +94,7 @@ def _reader(kind: type, name: str) -> Reader:
 
 # ---- torch
 
+_new: Callable[[type[TensorView], tuple[Any, ...]], TensorView] = tuple.__new__
 _torch_dtypes: dict[Any, DType | str] = {}
 
 
@@ -116,7 +117,11 @@ def _read_torch(name: str, array: Any, stream: int) -> TensorView:
             f"{array.layout} on {array.device} ({str(error).splitlines()[0]})"
         ) from None
     device = ("cuda", index) if array.is_cuda else (array.device.type, max(index, 0))
-    return TensorView(pointer, array.shape, strides, dtype, device, "torch", False, array)
+    # TensorView(...), without the call in between
+    return _new(
+        TensorView,
+        (pointer, array.shape, strides, dtype, device, "torch", False, array, None),
+    )
 
 
 # ---- NumPy
