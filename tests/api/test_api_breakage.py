@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -71,7 +72,8 @@ def test_two_emulated_chips_in_many_threads_do_not_disturb_each_other(operands):
 def test_the_attention_script_ends_in_one_sentence(options, word):
     command = [sys.executable, str(ROOT / "scripts" / "attention.py"), "--seqlen-q", "64",
                "--head-dim", "64", "--arch", "sm_90a", *options]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    paths = os.environ | {"PYTHONPATH": str(ROOT)}  # the script of a checkout, installed or not
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=paths)
     assert done.returncode == 2
     assert word in done.stderr
     assert done.stderr.count("\n") == 1
