@@ -29,7 +29,6 @@ from .spec import (
     check_memory,
     check_operands,
     check_result,
-    operand_views,
 )
 from .tma import TensorMapSpec
 
@@ -207,13 +206,12 @@ class Plan:
                 "lse: this plan was made without it; make it with AttentionSpec(lse=True)"
             )
         handle = self.stream_of(stream, framework_of(q))
-        dtype = self.spec.dtype
-        views = q_view, k_view, v_view = operand_views(q, k, v, stream=handle)
+        views = tuple(as_view(x, name, stream=handle) for x, name in ((q, "q"), (k, "k"), (v, "v")))
         if (
-            q_view.shape != self.shape_q
-            or k_view.shape != self.shape_k
-            or v_view.shape != self.shape_v
-            or not q_view.dtype is k_view.dtype is v_view.dtype is dtype
+            views[0].shape != self.shape_q
+            or views[1].shape != self.shape_k
+            or views[2].shape != self.shape_v
+            or any(view.dtype is not self.spec.dtype for view in views)
         ):
             self._explain_mismatch(views)
         return self.execute(views, out, lse, return_lse, handle)
@@ -242,9 +240,8 @@ class Plan:
             ):
                 check_result("lse", lse_view, self.shape_lse, DType.F32)
         self._check_places(views, out_view, lse_view)
-        unit = q.strides[3] == k.strides[3] == v.strides[3] == 1
-        if not self.items or not unit or (q.pointer | k.pointer | v.pointer) & 15:
-            for name, view in zip("qkv", views, strict=True):
+        for name, view in (("q", q), ("k", k), ("v", v)):
+            if not self.items or view.strides[3] != 1 or view.pointer & 15:
                 check_memory(name, view)
         finish_out: Callable[[], Any] = lambda: out  # noqa: E731
         finish_lse: Callable[[], Any] = lambda: lse  # noqa: E731
@@ -273,7 +270,7 @@ class Plan:
 
     def operands(self, q: Array, k: Array, v: Array, out: Array, lse: Array | None) -> Operands:
         """All operands as views, held to the plan."""
-        views = operand_views(q, k, v)
+        views = tuple(as_view(x, name) for x, name in ((q, "q"), (k, "k"), (v, "v")))
         self._explain_mismatch(views)
         out_view = as_view(out, "out")
         check_result("out", out_view, self.shape_out, self.spec.dtype)
@@ -306,13 +303,6 @@ class Plan:
         self, views: tuple[TensorView, ...], out: TensorView | None, lse: TensorView | None
     ) -> None:
         place = self._place
-        q, k, v = views
-        if (
-            q.device == k.device == v.device == place
-            and (out is None or out.device == place)
-            and (lse is None or lse.device == place)
-        ):
-            return
         for name, view in zip(_OPERANDS, (*views, out, lse), strict=True):
             if view is not None and view.device != place:
                 raise ArgumentError(

@@ -94,7 +94,6 @@ def _reader(kind: type, name: str) -> Reader:
 
 # ---- torch
 
-_new: Callable[[type[TensorView], tuple[Any, ...]], TensorView] = tuple.__new__
 _torch_dtypes: dict[Any, DType | str] = {}
 
 
@@ -117,11 +116,7 @@ def _read_torch(name: str, array: Any, stream: int) -> TensorView:
             f"{array.layout} on {array.device} ({str(error).splitlines()[0]})"
         ) from None
     device = ("cuda", index) if array.is_cuda else (array.device.type, max(index, 0))
-    # TensorView(...), without the call in between
-    return _new(
-        TensorView,
-        (pointer, array.shape, strides, dtype, device, "torch", False, array, None),
-    )
+    return TensorView(pointer, array.shape, strides, dtype, device, "torch", False, array)
 
 
 # ---- NumPy
