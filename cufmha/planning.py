@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 from .array.alloc import allocate
-from .array.dlpack import dense
 from .array.dtype import DType
 from .array.overlap import shares_memory
 from .array.stream import resolve_stream
@@ -33,16 +32,16 @@ from .spec import (
 from .tma import TensorMapSpec
 
 if TYPE_CHECKING:
-    from .device.base import Device, Launch, MovingLaunch
+    from .device.base import Device, Launch
 
 Array = Any
 Stream = Any
 
 _BOX_COLUMNS = 64
 _LARGEST_GRID = (1 << 31) - 1
+_LAUNCHES_KEPT = 64
 _TEMPLATES_KEPT = 16
 _MAPS = ("q_map", "k_map", "v_map", "o_map")
-_OPERANDS = ("q", "k", "v", "out", "lse")
 _LOG2_E = 1 / math.log(2)
 
 
@@ -58,15 +57,10 @@ class Operands(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Template:
-    """A parameter block for operands of given strides, to be pointed at others of the same.
-
-    `moving` is a launch of it that takes addresses, for whoever holds `lock`.
-    """
+    """A parameter block for operands of given strides, to be pointed at others of the same."""
 
     block: bytes
     spans: tuple[int, ...]
-    moving: MovingLaunch | None
-    lock: threading.Lock
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +138,8 @@ class Plan:
         self.shape_v = self._laid_out(heads_kv, shape.seqlen_k, spec.head_dim_v)
         self.shape_out = self._laid_out(heads_q, shape.seqlen_q, spec.head_dim_v)
         self.shape_lse = (shape.batch, heads_q, shape.seqlen_q)
-        self._strides_out, self._strides_lse = dense(self.shape_out), dense(self.shape_lse)
-        self._place = ("cuda" if device.kind == "cuda" else "cpu", device.ordinal)
         self._scalars = self._problem_scalars()
+        self._launches: OrderedDict[tuple[Any, ...], Launch] = OrderedDict()
         self._templates: OrderedDict[tuple[Any, ...], _Template] = OrderedDict()
         self._lock = threading.Lock()
         self._kernel = device.kernel(variant) if self.items else None
@@ -229,16 +222,10 @@ class Plan:
         out_view = lse_view = None
         if out is not None:
             out_view = as_view(out, "out", stream=stream)
-            if out_view.strides != self._strides_out or not _plain(
-                out_view, self.shape_out, self.spec.dtype
-            ):
-                check_result("out", out_view, self.shape_out, self.spec.dtype)
+            check_result("out", out_view, self.shape_out, self.spec.dtype)
         if lse is not None:
             lse_view = as_view(lse, "lse", stream=stream)
-            if lse_view.strides != self._strides_lse or not _plain(
-                lse_view, self.shape_lse, DType.F32
-            ):
-                check_result("lse", lse_view, self.shape_lse, DType.F32)
+            check_result("lse", lse_view, self.shape_lse, DType.F32)
         self._check_places(views, out_view, lse_view)
         for name, view in (("q", q), ("k", k), ("v", v)):
             if not self.items or view.strides[3] != 1 or view.pointer & 15:
@@ -254,7 +241,7 @@ class Plan:
                 q, self.shape_lse, DType.F32, device=self.device, stream=stream
             )
         if self.items:
-            self._run(Operands(q, k, v, out_view, lse_view), stream)
+            self._launch(Operands(q, k, v, out_view, lse_view))(stream)
         return (finish_out(), finish_lse()) if return_lse else finish_out()
 
     def stream_of(self, stream: Stream | None, framework: str) -> int:
@@ -302,8 +289,9 @@ class Plan:
     def _check_places(
         self, views: tuple[TensorView, ...], out: TensorView | None, lse: TensorView | None
     ) -> None:
-        place = self._place
-        for name, view in zip(_OPERANDS, (*views, out, lse), strict=True):
+        place = ("cuda" if self.device.kind == "cuda" else "cpu", self.device.ordinal)
+        named = (("q", views[0]), ("k", views[1]), ("v", views[2]), ("out", out), ("lse", lse))
+        for name, view in named:
             if view is not None and view.device != place:
                 raise ArgumentError(
                     f"{name}: must be on {_place(place)}, where this runs, got "
@@ -312,39 +300,35 @@ class Plan:
 
     # ---- launches
 
-    def _run(self, operands: Operands, stream: int) -> None:
-        """Launch on these operands; only their addresses are written where others were before."""
-        template = self._template(operands)
-        if template.moving is None or not template.lock.acquire(blocking=False):
-            self._launch(operands)(stream)
-            return
-        try:
-            self._check_addresses(template, operands)
-            q, k, v, out, lse = operands
-            addresses = (q.pointer, k.pointer, v.pointer, out.pointer)
-            template.moving(addresses if lse is None else (*addresses, lse.pointer), stream)
-        finally:
-            template.lock.release()
-
     def _launch(self, operands: Operands) -> Launch:
-        """A launch of its own for these operands."""
-        template = self._template(operands)
-        self._check_addresses(template, operands)
-        block = self._pointed(template, operands)
-        assert self._kernel is not None  # there are items
-        return self._kernel.prepare(grid=self.grid, params=block, regions=_regions(operands))
-
-    def _template(self, operands: Operands) -> _Template:
+        """The launch for these operands, from the latest ones if it is there."""
         q, k, v, out, lse = operands
-        key = (q.strides, k.strides, v.strides, out.strides, None if lse is None else lse.strides)
-        template = self._templates.get(key)
+        strides = (
+            q.strides, k.strides, v.strides, out.strides, None if lse is None else lse.strides,
+        )  # fmt: skip
+        pointers = (
+            q.pointer, k.pointer, v.pointer, out.pointer, None if lse is None else lse.pointer,
+        )  # fmt: skip
+        key = (pointers, strides)
+        with self._lock:
+            launch = self._launches.get(key)
+            if launch is not None:
+                self._launches.move_to_end(key)
+                return launch
+            template = self._templates.get(strides)
         if template is None:
             template = self._make_template(operands)
-            with self._lock:
-                self._templates[key] = template
-                if len(self._templates) > _TEMPLATES_KEPT:
-                    self._templates.popitem(last=False)
-        return template
+        block = self._pointed(template, operands)
+        assert self._kernel is not None  # there are items
+        launch = self._kernel.prepare(grid=self.grid, params=block, regions=_regions(operands))
+        with self._lock:
+            self._templates[strides] = template
+            self._launches[key] = launch
+            if len(self._launches) > _LAUNCHES_KEPT:
+                self._launches.popitem(last=False)
+            if len(self._templates) > _TEMPLATES_KEPT:
+                self._templates.popitem(last=False)
+        return launch
 
     def _make_template(self, operands: Operands) -> _Template:
         """Checks all that depends on strides, and encodes the tensor maps."""
@@ -364,19 +348,11 @@ class Plan:
         parameters = self._kernel.parameters
         wanted = {name: value for name, value in values.items() if name in parameters.fields}
         spans = tuple(0 if view is None else _span(view) for view in operands)
-        block = bytes(parameters.pack(wanted))
-        moving = None
-        if all(_holds(view) for view in operands[:4]):
-            moving = self._kernel.prepare_moving(
-                grid=self.grid,
-                params=block,
-                maps=[parameters.fields[name].offset for name in _MAPS],
-                words=[] if lse is None else [parameters.fields["lse"].offset],
-            )
-        return _Template(block, spans, moving, threading.Lock())
+        return _Template(bytes(parameters.pack(wanted)), spans)
 
-    def _check_addresses(self, template: _Template, operands: Operands) -> None:
-        """The rules that the template's strides do not settle."""
+    def _pointed(self, template: _Template, operands: Operands) -> bytes:
+        """The template's block for other addresses, which are held to their own rules."""
+        assert self._kernel is not None  # there are items
         q, k, v, out, lse = operands
         if (q.pointer | k.pointer | v.pointer | out.pointer) & 15 or (lse and lse.pointer & 3):
             self._check_memory(operands)
@@ -386,11 +362,6 @@ class Plan:
                 self._check_apart("lse", lse, template.spans[4], name, view, span)
         if lse is not None:
             self._check_apart("lse", lse, template.spans[4], "out", out, template.spans[3])
-
-    def _pointed(self, template: _Template, operands: Operands) -> bytes:
-        """The template's block for other addresses."""
-        assert self._kernel is not None  # there are items
-        lse = operands.lse
         block = bytearray(template.block)
         fields = self._kernel.parameters.fields
         for name, view in zip(_MAPS, operands[:4], strict=True):
@@ -514,16 +485,6 @@ def tensor_map(view: TensorView, *, layout: str, box_rows: int) -> TensorMapSpec
     )
 
 
-def _plain(view: TensorView, shape: tuple[int, ...], dtype: DType) -> bool:
-    """Whether a dense result breaks no rule."""
-    return (
-        view.shape == shape
-        and view.dtype is dtype
-        and not view.readonly
-        and view.framework != "jax"
-    )
-
-
 def _holds(view: TensorView) -> bool:
     """Whether the array has elements."""
     return 0 not in view.shape
@@ -547,9 +508,10 @@ def _span(view: TensorView) -> int:
 
 
 def _regions(operands: Operands) -> list[Region]:
+    names = ("q", "k", "v", "out", "lse")
     return [
         Region(view.pointer, _span(view), name in ("out", "lse"), name)
-        for name, view in zip(_OPERANDS, operands, strict=True)
+        for name, view in zip(names, operands, strict=True)
         if view is not None
     ]
 

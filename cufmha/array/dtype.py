@@ -17,8 +17,6 @@ class DType(Enum):
     F16 = "f16"
     F32 = "f32"
 
-    __hash__ = object.__hash__  # Enum's is slow, and members are keys of every call
-
     @property
     def itemsize(self) -> int:
         """Bytes of an element."""

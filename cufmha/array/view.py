@@ -98,7 +98,8 @@ _torch_dtypes: dict[Any, DType | str] = {}
 
 
 def _read_torch(name: str, array: Any, stream: int) -> TensorView:
-    if array.requires_grad and sys.modules["torch"].is_grad_enabled():
+    torch = sys.modules["torch"]
+    if array.requires_grad and torch.is_grad_enabled():
         raise DTypeError(
             f"{name}: is a torch tensor that requires grad, and this call computes no gradient; "
             "pass a detached tensor or call it under torch.no_grad()"

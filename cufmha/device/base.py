@@ -34,12 +34,6 @@ class Launch(Protocol):
     def __call__(self, stream: int) -> None: ...
 
 
-class MovingLaunch(Protocol):
-    """A launch that takes addresses with each call; one thread at a time may call it."""
-
-    def __call__(self, addresses: Sequence[int], stream: int) -> None: ...
-
-
 class Kernel(Protocol):
     """A loaded kernel."""
 
@@ -48,15 +42,6 @@ class Kernel(Protocol):
 
     def prepare(self, *, grid: int, params: bytes, regions: Sequence[Region]) -> Launch:
         """A launch of `grid` blocks; `params` is copied."""
-        ...
-
-    def prepare_moving(
-        self, *, grid: int, params: bytes, maps: Sequence[int], words: Sequence[int]
-    ) -> MovingLaunch | None:
-        """A launch whose addresses stand in the tensor maps, then in the words, at these offsets.
-
-        None where each launch must be prepared anew.
-        """
         ...
 
 

@@ -322,11 +322,6 @@ class CardKernel:
     def prepare(self, *, grid: int, params: bytes, regions: Sequence[Region]) -> CardLaunch:
         return CardLaunch(self, grid, params)
 
-    def prepare_moving(
-        self, *, grid: int, params: bytes, maps: Sequence[int], words: Sequence[int]
-    ) -> MovingCardLaunch:
-        return MovingCardLaunch(CardLaunch(self, grid, params), maps, words)
-
 
 def _load_image(bindings: Any, image: build.Image) -> tuple[Any, Any, str]:
     """Status, module and the assembler's log of errors."""
@@ -360,10 +355,8 @@ class CardLaunch:
 
     def __init__(self, kernel: CardKernel, grid: int, params: bytes) -> None:
         fields = kernel.parameters.fields.values()
-        # The driver wants its own alignment for tensor maps, which stand at multiples of it.
-        self._memory = ctypes.create_string_buffer(len(params) + _MAP_BYTES)
-        base = self.params = -(-ctypes.addressof(self._memory) // _MAP_BYTES) * _MAP_BYTES
-        ctypes.memmove(base, bytes(params), len(params))
+        self._params = ctypes.create_string_buffer(bytes(params), max(len(params), 1))
+        base = ctypes.addressof(self._params)
         self._pointers = (ctypes.c_void_p * len(fields))(*[base + f.offset for f in fields])
         self._card = kernel.card
         self._call = driver().cuLaunchKernel
@@ -381,29 +374,3 @@ class CardLaunch:
                 (status,) = self._call(*self._before, stream, self._after, 0)
         if int(status):
             raise DriverError(f"cuLaunchKernel: {_described(driver(), status)}")
-
-
-class MovingCardLaunch:
-    """A packed launch whose addresses are patched in place; the driver copies it at each call."""
-
-    def __init__(self, launch: CardLaunch, maps: Sequence[int], words: Sequence[int]) -> None:
-        bindings = driver()
-        self._launch = launch
-        self._replace = bindings.cuTensorMapReplaceAddress
-        self._maps = [bindings.CUtensorMap(_ptr=launch.params + offset) for offset in maps]
-        self._words = [ctypes.c_uint64.from_address(launch.params + offset) for offset in words]
-        self._at = [-1] * (len(maps) + len(words))
-
-    def __call__(self, addresses: Sequence[int], stream: int) -> None:
-        at, maps = self._at, self._maps
-        for index, address in enumerate(addresses):
-            if at[index] == address:
-                continue
-            if index < len(maps):
-                (status,) = self._replace(maps[index], address)
-                if int(status):
-                    check("cuTensorMapReplaceAddress", (status,))
-            else:
-                self._words[index - len(maps)].value = address
-            at[index] = address
-        self._launch(stream)

@@ -94,11 +94,6 @@ class EmulatedKernel:
     def prepare(self, *, grid: int, params: bytes, regions: Sequence[Region]) -> EmulatedLaunch:
         return EmulatedLaunch(self, grid, bytes(params), merged(regions))
 
-    def prepare_moving(
-        self, *, grid: int, params: bytes, maps: Sequence[int], words: Sequence[int]
-    ) -> None:
-        """None: a launch is held to the memory that it was prepared for."""
-
 
 class EmulatedLaunch:
     """Runs the kernel to its end at each call."""

@@ -38,9 +38,6 @@ class FakeKernel:
         self.device, self.variant = device, variant
         self.parameters = parameters(render(variant).text, variant.operation)
 
-    def prepare_moving(self, *, grid, params, maps, words):
-        return None
-
     def prepare(self, *, grid, params, regions):
         import struct
 
