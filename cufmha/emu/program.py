@@ -17,6 +17,7 @@ from ..errors import CufmhaError, IllegalInstruction, UnsupportedInstruction
 from ..isa import nodes
 from . import types
 from .context import Context
+from .forms import ordered
 from .lanes import Warp
 from .registers import Unwritten
 from .registry import Exit, LaneFn, find
@@ -303,8 +304,9 @@ class Program:
     # ---- instructions
 
     def _compile(self, inst: nodes.Instruction, scope: Scope, calls: list[str]) -> Step:
-        found = find(inst)
         try:
+            inst = ordered(inst)
+            found = find(inst)
             if found is None:
                 raise UnsupportedInstruction(f"{inst.name} is not executed by the emulator")
             ctx = Context(self, inst, scope, calls)

@@ -64,8 +64,6 @@ def function(inst: nodes.Instruction, ctx: Context) -> LaneFn:
         ctx.fail(IllegalInstruction, f"type .{kind}")
     if "approx" in m.words or (m.mode == "rn" and name == "sqrt"):
         run: Any = _approximate(fn)
-        if (name == "ex2" and not m.ftz) or "approx" in m.words:
-            run = _approximate(fn)
     elif name in ("rcp", "sqrt"):
         run = single.rounded(name, m.mode)
     else:

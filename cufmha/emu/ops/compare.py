@@ -46,6 +46,7 @@ COMPARISONS: dict[str, Compare] = {
     "num": lambda a, b: ~(np.isnan(a) | np.isnan(b)),
     "nan": lambda a, b: np.isnan(a) | np.isnan(b),
 }
+_ONES = {"f32": 0x3F800000, "f16": 0x3C00, "bf16": 0x3F80}
 COMBINE = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}
 SMALL = {"f16": "b16", "bf16": "b16", "f16x2": "b32", "bf16x2": "b32"}
 
@@ -111,20 +112,21 @@ def set_value(inst: nodes.Instruction, ctx: Context) -> LaneFn:
     combine = next((COMBINE[w] for w in words[1:-2] if w in COMBINE), None)
     compare = comparison(words[0], kind, ftz=ftz, ctx=ctx)
     register = SMALL.get(kind, kind)
-    if target == "f32":
-        yes = np.array(0x3F800000, np.uint32)
-    elif target in ("u32", "s32"):
-        yes = np.array(0xFFFFFFFF, np.uint32)
-    else:
-        ctx.fail(IllegalInstruction, f"result type .{target}")
+    part = np.dtype(f"uint{types.width(SMALL.get(target, target))}")
+    packed = kind.endswith("x2")
+    if packed:
+        part = np.dtype("uint16")
+    yes = part.type(_ONES.get(target.removesuffix("x2"), 2 ** (8 * part.itemsize) - 1))
 
     def fn(a: np.ndarray, b: np.ndarray, *c: np.ndarray) -> np.ndarray:
         result = compare(a, b)
         if combine:
-            result = combine(result, c[0])
-        return np.where(result, yes, np.uint32(0))
+            result = combine(result, np.repeat(c[0], len(result) // len(c[0])))
+        found = np.where(result, yes, part.type(0))
+        return found.view(np.uint32) if packed else found
 
-    return LaneFn(fn, ("b32",), (register, register) + (("pred",) if combine else ()))
+    destination = f"b{types.width(SMALL.get(target, target))}"
+    return LaneFn(fn, (destination,), (register, register) + (("pred",) if combine else ()))
 
 
 @operation("selp", kind="lane", isa="9.7.6.3")

@@ -144,6 +144,8 @@ def _to_double(x: np.ndarray, mode: str) -> np.ndarray:
 
 def _finish(wide: np.ndarray, f: _Form, form: formats.Format, mode: str) -> np.ndarray:
     """float64 to bits with everything the modifiers ask for."""
+    if f.satfinite:
+        return narrow(wide, form, mode, f)
     bits = formats.to_format(wide, form, mode)
     if f.ftz or f.sat or f.relu:
         value = formats.decode(bits, form)

@@ -285,9 +285,14 @@ def extreme(inst: nodes.Instruction, ctx: Context) -> LaneFn:
     propagate, xorsign = "NaN" in m.words, "xorsign" in m.words
     if kind == "f32":
         fn = flushed(_extreme32(pick, propagate, xorsign), ftz=m.ftz, sat=False)
+        magnitudes = "abs" in m.words and not xorsign
         if len(inst.operands) == 4:
             _needs_blackwell(ctx, f"three-input {inst.opcode}")
-            return LaneFn(lambda a, b, c: fn(fn(a, b), c), ("f32",), ("f32",) * 3)
+            if xorsign:
+                ctx.fail(IllegalInstruction, ".xorsign is for two inputs")
+            return LaneFn(_three(fn, magnitudes), ("f32",), ("f32",) * 3)
+        if magnitudes:
+            ctx.fail(IllegalInstruction, ".abs without .xorsign is for three inputs")
         return LaneFn(fn, ("f32",), ("f32", "f32"))
     form, registers = _small(kind), _registers(kind)
     inner = _extreme32(pick, propagate, xorsign)
@@ -300,6 +305,12 @@ def extreme(inst: nodes.Instruction, ctx: Context) -> LaneFn:
         return formats.encode(result, form).view(a.dtype)
 
     return LaneFn(run, (registers,), (registers, registers))
+
+
+def _three(fn: Fn, magnitudes: bool) -> Fn:
+    if magnitudes:
+        return lambda a, b, c: fn(fn(np.abs(a), np.abs(b)), np.abs(c))
+    return lambda a, b, c: fn(fn(a, b), c)
 
 
 def _extreme32(pick: Fn, propagate: bool, xorsign: bool) -> Fn:
