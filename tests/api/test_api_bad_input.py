@@ -229,7 +229,7 @@ def test_any_kind_of_number_is_a_scale(fake):
 def test_what_only_equals_a_mask_is_none(fake):
     """0 == False, so a plan kept for False must not answer for 0."""
     cufmha.attention(Q, K, V, causal=False)
-    with pytest.raises(ArgumentError, match="^causal: "):
+    with pytest.raises(ArgumentError, match=r"^causal: "):
         cufmha.attention(Q, K, V, causal=0)
 
 
