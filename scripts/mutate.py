@@ -154,7 +154,8 @@ class Bench:
         self.inputs = {
             case: testing.make_qkv(
                 batch=case.batch, heads_q=case.heads_q, heads_kv=case.heads_kv,
-                seqlen_q=case.seqlen_q, seqlen_k=case.seqlen_k, head_dim=head_dim, dtype=dtype,
+                seqlen_q=case.seqlen_q, seqlen_k=case.seqlen_k, head_dim=head_dim,
+                head_dim_v=self.variant.head_dim_v, dtype=dtype,
                 spread=case.spread,
             )
             for case in cases or CASES
@@ -168,7 +169,7 @@ class Bench:
         from cufmha.emu import Module
 
         variant, (q, k, v) = self.variant, self.inputs[case]
-        out = testing.poison(q.shape, q.dtype)
+        out = testing.poison((*q.shape[:3], variant.head_dim_v), q.dtype)
         lse = np.full(out.shape[:3], np.nan, np.float32)
         tiles = -(-case.seqlen_q // variant.tile_q)
         items = tiles * case.heads_q * case.batch
@@ -289,7 +290,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--arch", choices=("sm_90a", "sm_100a", "sm_103a"), default="sm_90a")
-    add("--head-dim", type=int, choices=(64, 128), default=64)
+    add("--head-dim", type=int, choices=(64, 128, 192), default=64)
     add("--dtype", choices=("bf16", "f16"), default="bf16")
     add("--full", dest="causal", action="store_false", help="no causal mask")
     add("--seeds", type=int, default=3, help="runs of each mutant, unless it is caught before")
