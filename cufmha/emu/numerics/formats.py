@@ -95,7 +95,8 @@ def quantize(x: np.ndarray, form: Format, mode: str) -> np.ndarray:
     elif mode == "rp":
         q = np.ceil(q)
     else:
-        q = np.copysign(np.floor(np.abs(q) + 0.5), q)
+        whole = np.floor(np.abs(q))  # adding 1/2 could itself round
+        q = np.copysign(whole + (np.abs(q) - whole >= 0.5), q)
     rounded = np.copysign(np.ldexp(q, scale), x)
     over = np.abs(rounded) > form.largest
     if over.any():
