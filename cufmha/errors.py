@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every exception of the package. All of them are `CufmhaError`, and each is a builtin error too."""
+"""Every exception of the package: all are `CufmhaError`, and each is a builtin error too."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensor maps as pure data: what `cuTensorMapEncodeTiled` takes, held to its rules, no driver needed.
+"""Tensor maps as pure data: what `cuTensorMapEncodeTiled` takes, held to its rules, driver or not.
 
 All tuples run innermost first, as the driver takes them: dimension 0 is the contiguous one, and
 `strides[i]` belongs to dimension i + 1. The rules are those of the CUDA driver API's documentation

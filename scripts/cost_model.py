@@ -148,7 +148,9 @@ def label(arch: str, role: Role) -> str:
     return f"{name} ({role.name})" if name else role.name
 
 
-def cycles(variant: KernelVariant, arch: str, roles: list[tuple[str, Counter[str]]]) -> dict[str, float]:  # noqa: E501
+def cycles(
+    variant: KernelVariant, arch: str, roles: list[tuple[str, Counter[str]]]
+) -> dict[str, float]:
     """Clocks that each unit of a processor is busy for one 128 x 128 tile."""
     rates, d, dv = RATES[arch], variant.head_dim, variant.head_dim_v
     total: Counter[str] = Counter()

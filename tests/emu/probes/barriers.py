@@ -76,8 +76,8 @@ def scripts():
     yield script("mbarrier.arrive.noComplete", [NO_COMPLETE, "pending", "?0", ARRIVE, "?0"], 3)
     yield script("mbarrier.pending_count", [ARRIVE, "pending", ARRIVE, "pending", ARRIVE, "pending",
                                             ARRIVE, "pending"], 4)  # fmt: skip
-    yield script("mbarrier over three phases", [TWO, ARRIVE, "?0", "?1", ARRIVE, TWO, "?0", "?1", TWO,
-                                                "?0", "?1", ARRIVE, "?0", "?1"], 8)  # fmt: skip
+    three = [TWO, ARRIVE, "?0", "?1", ARRIVE, TWO, "?0", "?1", TWO, "?0", "?1", ARRIVE, "?0", "?1"]
+    yield script("mbarrier over three phases", three, 8)
     yield script("mbarrier.arrive_drop lowers the next phase's count",
                  [DROP, TWO, "?0", ARRIVE, "?1", ARRIVE, "?1", "?0"], 4)  # fmt: skip
     yield script("mbarrier.expect_tx and complete_tx",
@@ -87,9 +87,9 @@ def scripts():
     yield script("mbarrier.arrive.expect_tx", [TWO, ARRIVE_EXPECT, "?0", COMPLETE, "?0"], 2)
     yield script("mbarrier.arrive_drop.expect_tx",
                  [TWO, DROP_EXPECT, "?0", COMPLETE, "?0", TWO, "?1"], 3)  # fmt: skip
-    yield script("mbarrier.inval and init again", [TWO, "mbarrier.inval.shared::cta.b64 [%at32];",
-                                                   "mbarrier.init.shared::cta.b64 [%at32], 1;", "?0",
-                                                   ARRIVE, "?0"], 2)  # fmt: skip
+    again = [TWO, "mbarrier.inval.shared::cta.b64 [%at32];"]
+    again += ["mbarrier.init.shared::cta.b64 [%at32], 1;", "?0", ARRIVE, "?0"]
+    yield script("mbarrier.inval and init again", again, 2)
     for form in ("try_wait.parity", "try_wait.parity.acquire.cta", "test_wait.parity.acquire.cta"):
         yield script(
             f"mbarrier.{form}",
@@ -103,6 +103,7 @@ def copies():
     data = np.arange(1, 513, dtype=np.uint32) * np.uint32(0x01010107)
     for cache, size, source in (("ca", 4, 4), ("ca", 8, 8), ("ca", 16, 16), ("cg", 16, 16),
                                 ("ca", 4, 2), ("ca", 16, 7), ("cg", 16, 0)):  # fmt: skip
+        sizes = f"{size}" if source == size else f"{size}, {source}"
         lines = [
             ".reg .b32 %lane, %to, %word;",
             ".reg .b64 %at, %index, %out;",
@@ -112,7 +113,7 @@ def copies():
             "ld.param.u64 %at, [p0];",
             f"mul.wide.u32 %index, %lane, {size};",
             "add.u64 %at, %at, %index;",
-            f"cp.async.{cache}.shared.global [%to], [%at], {size}{'' if source == size else f', {source}'};",
+            f"cp.async.{cache}.shared.global [%to], [%at], {sizes};",
             "cp.async.commit_group;",
             "cp.async.wait_group 0;",
             "ld.param.u64 %out, [p1];",

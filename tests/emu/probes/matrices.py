@@ -173,33 +173,27 @@ def mma_sync(kind: str, k: int, accumulator: str, *, exact: bool) -> Probe:
             addend = likely("f16x2", 2 * c * 32, 5)[1::2].astype(np.uint32)
     data = np.concatenate([operands, addend.view(np.uint32)])
     form = f"mma.sync.aligned.m16n8k{k}.row.col.{accumulator}.{kind}.{kind}.{accumulator}"
-    loads = [f"%{p}{i}" for p, n in (("a", a), ("b", b), ("c", c)) for i in range(n)]
+    held = "f32" if accumulator == "f32" else "b32"  # of c and d
+    ab = [f"%{p}{i}" for p, n in (("a", a), ("b", b)) for i in range(n)]
+    cs, ds = ([f"%{p}{i}" for i in range(c)] for p in "cd")
+    kinds = ["b32"] * len(ab) + [held] * c
+    d_text = ", ".join(ds)
     lines = [
         ".reg .b32 %lane;",
         ".reg .b64 %at, %index, %out;",
         "mov.u32 %lane, %tid.x;",
-        f".reg .b32 {', '.join(loads)};",
-        f".reg .b32 {', '.join(f'%d{i}' for i in range(c))};",
+        f".reg .b32 {', '.join(ab)};",
+        f".reg .{held} {', '.join(cs)}, {d_text};",
         "ld.param.u64 %at, [p0];",
         "mul.wide.u32 %index, %lane, 4;",
         "add.u64 %at, %at, %index;",
-        *(f"ld.global.b32 {name}, [%at+{128 * i}];" for i, name in enumerate(loads)),
-        f"{form} {{{', '.join(f'%d{i}' for i in range(c))}}}, {{{names['a']}}}, {{{names['b']}}}, {{{names['c']}}};",
-        *store_registers("d", c),
+        *(
+            f"ld.global.{kind} {name}, [%at+{128 * i}];"
+            for i, (name, kind) in enumerate(zip([*ab, *cs], kinds, strict=True))
+        ),
+        f"{form} {{{d_text}}}, {{{names['a']}}}, {{{names['b']}}}, {{{names['c']}}};",
+        *(line.replace("st.global.b32", f"st.global.{held}") for line in store_registers("d", c)),
     ]
-    if accumulator == "f32":
-        lines = [line.replace(".reg .b32 %d", ".reg .f32 %d") for line in lines]
-        lines = [
-            line.replace(
-                f".reg .b32 {', '.join(loads)}",
-                f".reg .b32 {', '.join(loads[: a + b])};\n    .reg .f32 {', '.join(loads[a + b :])}",
-            )
-            for line in lines
-        ]
-        lines = [
-            line.replace("b32 %c", "f32 %c") if "ld.global" in line else line for line in lines
-        ]
-        lines = [line.replace("st.global.b32", "st.global.f32") for line in lines]
     return Probe(
         name=f"{form} {'exact' if exact else 'rounding'}",
         text=module(PARAMETERS, lines, block=32),

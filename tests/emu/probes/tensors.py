@@ -60,23 +60,15 @@ def spec(
     )
 
 
-def array_bytes(spec: TensorMapSpec) -> int:
-    """Bytes from the base to the end of the last element."""
-    size = SIZE[str(spec.dtype)]
-    last = sum((extent - 1) * stride for extent, stride in zip(spec.dims[1:], spec.strides, strict=False))
-    return last + spec.dims[0] * size
+def far_edge(dims: Sequence[int], box: Sequence[int]) -> list[int]:
+    """Where half of the box is in bounds in every dimension."""
+    return [d - b // 2 for d, b in zip(dims, box, strict=True)]
 
 
 def pattern(nbytes: int) -> np.ndarray:
     """uint32 words that count up, so every byte tells where it came from."""
     words = -(-nbytes // 4)
     return (np.arange(words, dtype=np.uint32) * np.uint32(0x9E3779B1)) ^ np.uint32(0x01020304)
-
-
-def box_bytes(spec: TensorMapSpec) -> int:
-    steps = tuple(spec.element_strides or (1,) * len(spec.box))
-    extents = [spec.box[0], *(-(-b // s) for b, s in zip(spec.box[1:], steps[1:], strict=False))]
-    return int(np.prod(extents)) * SIZE[str(spec.dtype)]
 
 
 def coordinates_text(coordinates: Sequence[int]) -> str:
@@ -138,7 +130,7 @@ def load(note: str, spec: TensorMapSpec, coordinates: Sequence[int], offset: int
     return Probe(
         name=f"{form} {note}",
         text=module(parameters, lines, before=shared(nbytes) + BARRIER),
-        arguments=(pattern(array_bytes(spec)), Descriptor(spec, 0), Output((nbytes,), "uint8")),
+        arguments=(pattern(spec.span_bytes), Descriptor(spec, 0), Output((nbytes,), "uint8")),
     )
 
 
@@ -152,7 +144,7 @@ def store(
     source: np.ndarray | None = None,
 ) -> Probe:
     """Shared words come from an array; the global array starts as `cells` (or bytes 0xA5)."""
-    rank, nbytes = len(spec.dims), rounded(box_bytes(spec))
+    rank, nbytes = len(spec.dims), rounded(spec.box_bytes)
     copy = f"cp.reduce.async.bulk.tensor.{rank}d.global.shared::cta.{reduce}.bulk_group"
     if not reduce:
         copy = f"cp.async.bulk.tensor.{rank}d.global.shared::cta.bulk_group"
@@ -179,7 +171,7 @@ def store(
         "@%leader cp.async.bulk.wait_group 0;",
         "ret;",
     ]
-    count = -(-array_bytes(spec) // 4)
+    count = -(-spec.span_bytes // 4)
     initial = None if cells is None else np.resize(cells, count).astype(np.uint32)
     parameters = [".param .u64 p0", ".param .align 64 .b8 p1[128]", ".param .u64 p2"]
     return Probe(
@@ -195,9 +187,8 @@ def loads():
     for dims, box in shapes:
         flat = spec("u16", dims, box)
         inside = [0] * len(dims)
-        edge = [d - b // 2 for d, b in zip(dims, box, strict=False)]
         yield load("inside", flat, inside)
-        yield load("over the far edge", flat, edge)
+        yield load("over the far edge", flat, far_edge(dims, box))
         yield load("over the near edge", flat, [-(b // 2) for b in box])
         yield load("wholly outside", flat, [d + 8 for d in dims])
     yield load("of u8", spec("u8", (64, 9), (16, 8)), (16, 3))
@@ -246,7 +237,7 @@ def stores():
     for dims, box in shapes:
         flat = spec("u16", dims, box)
         yield store("inside", flat, [0] * len(dims))
-        yield store("over the far edge", flat, [d - b // 2 for d, b in zip(dims, box, strict=False)])
+        yield store("over the far edge", flat, far_edge(dims, box))
         yield store("wholly outside", flat, [d + 8 for d in dims])
     for swizzle, inner in (("32B", 16), ("64B", 32), ("128B", 64)):
         yield store(
