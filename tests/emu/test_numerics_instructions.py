@@ -184,6 +184,7 @@ def test_wide_additions_carry_through_four_words():
     rng = np.random.default_rng(9)
     a, b = (rng.integers(0, 2**32, (4, 128), dtype=np.uint32) for _ in range(2))
     a[:, 0], b[:, 0] = 0xFFFFFFFF, [1, 0, 0, 0]
+    a[:, 1], b[:, 1] = 0, [1, 0, 0, 0]
     for first, middle, last, sign in (
         ("add.cc", "addc.cc", "addc", 1),
         ("sub.cc", "subc.cc", "subc", -1),
