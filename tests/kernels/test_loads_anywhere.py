@@ -15,7 +15,7 @@ import cufmha
 from cufmha import errors
 from cufmha.device import cuda
 from cufmha.isa import nodes, parse
-from cufmha.isa.check import lint, require_target
+from cufmha.isa.check import require_target
 from cufmha.kernels import build, catalog
 from cufmha.kernels.render import render
 
@@ -79,8 +79,6 @@ def test_a_text_states_the_lowest_version_that_its_instructions_need(variant):
     module = module_of(variant)
     before = VERSIONS[VERSIONS.index(module.version) - 1]
     lowered = replace(module, version=before)
-    assert [f for f in lint(module) if f.rule == "version"] == []
-    assert "version" in {f.rule for f in lint(lowered)}
     needed = f"needs .version {module.version[0]}.{module.version[1]}"
     with pytest.raises(errors.UnsupportedTarget, match=needed):
         require_target(lowered, next(c for c, t in catalog.CHIPS.items() if t == variant.arch))
