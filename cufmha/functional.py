@@ -83,6 +83,21 @@ def attention(
     UnsupportedError, DriverError, AssemblyError
         If there is no kernel, no card or driver, or a kernel does not load.
     """
+    options = (causal, softmax_scale, layout)
+    return _attend((q, k, v), options, out, lse, return_lse, stream)
+
+
+def _attend(
+    operands: tuple[Array, Array, Array],
+    options: tuple[Causal, float | None, Layout],
+    out: Array | None,
+    lse: Array | None,
+    return_lse: bool,
+    stream: Stream | None,
+) -> Array | tuple[Array, Array]:
+    """Finds or makes the plan for these operands and runs it."""
+    q, k, v = operands
+    causal, softmax_scale, layout = options
     framework = framework_of(q)
     ordinal = q.get_device() if framework == "torch" else 0
     if framework == "cupy":
