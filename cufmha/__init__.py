@@ -10,8 +10,10 @@ if TYPE_CHECKING:
     from .array.dtype import DType as DType
     from .device import use_device as use_device
     from .functional import attention as attention
+    from .functional import attention_varlen as attention_varlen
     from .kernels.catalog import KernelVariant as KernelVariant
     from .kernels.catalog import variants as list_kernels  # noqa: F401
+    from .packed import PackedShape as PackedShape
     from .planning import BoundLaunch as BoundLaunch
     from .planning import Plan as Plan
     from .planning import plan as plan
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from .spec import AttentionSpec as AttentionSpec
     from .spec import Mask as Mask
     from .spec import ProblemShape as ProblemShape
+    from .varlen import VarlenBoundLaunch as VarlenBoundLaunch
+    from .varlen import VarlenPlan as VarlenPlan
 
 __version__ = "0.1.0"
 
@@ -30,10 +34,14 @@ _PUBLIC = {
     "DType": ("array.dtype", "DType"),
     "KernelVariant": ("kernels.catalog", "KernelVariant"),
     "Mask": ("spec", "Mask"),
+    "PackedShape": ("packed", "PackedShape"),
     "Plan": ("planning", "Plan"),
     "ProblemShape": ("spec", "ProblemShape"),
     "Support": ("select", "Support"),
+    "VarlenBoundLaunch": ("varlen", "VarlenBoundLaunch"),
+    "VarlenPlan": ("varlen", "VarlenPlan"),
     "attention": ("functional", "attention"),
+    "attention_varlen": ("functional", "attention_varlen"),
     "is_supported": ("select", "is_supported"),
     "list_kernels": ("kernels.catalog", "variants"),
     "plan": ("planning", "plan"),

@@ -158,7 +158,7 @@ def _build(arguments: argparse.Namespace) -> None:
 def _resources(arguments: argparse.Namespace) -> None:
     from .kernels import resources
 
-    table = resources.measure()
+    table = resources.measure(resources.every())
     if arguments.write:
         resources.write(arguments.write, table)
         print(f"wrote {arguments.write}")

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -12,15 +11,25 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 from .array.alloc import allocate
 from .array.dtype import DType
-from .array.overlap import shares_memory
-from .array.stream import resolve_stream
 from .array.view import TensorView, as_view, framework_of
 from .device import current_device
 from .device.base import Region
 from .errors import ArgumentError, DTypeError, PlanError, UnsupportedError
 from .kernels.catalog import KernelVariant
+from .operands import (
+    LARGEST_GRID,
+    LOG2_E,
+    check_apart,
+    check_places,
+    holds_elements,
+    itemsize,
+    span,
+    stream_for,
+)
+from .packed import PackedShape
 from .select import select
 from .spec import (
+    PACKED,
     AttentionSpec,
     Mask,
     ProblemShape,
@@ -33,16 +42,15 @@ from .tma import TensorMapSpec
 
 if TYPE_CHECKING:
     from .device.base import Device, Launch
+    from .varlen import VarlenPlan
 
 Array = Any
 Stream = Any
 
 _BOX_COLUMNS = 64
-_LARGEST_GRID = (1 << 31) - 1
 _LAUNCHES_KEPT = 64
 _TEMPLATES_KEPT = 16
 _MAPS = ("q_map", "k_map", "v_map", "o_map")
-_LOG2_E = 1 / math.log(2)
 
 
 class Operands(NamedTuple):
@@ -74,13 +82,24 @@ class PlanReport:
         return "\n".join(f"{name:<{width}}  {value}" for name, value in self.rows)
 
 
-def plan(spec: AttentionSpec, shape: ProblemShape, *, device: int | Device | None = None) -> Plan:
+@overload
+def plan(
+    spec: AttentionSpec, shape: ProblemShape, *, device: int | Device | None = None
+) -> Plan: ...  # fmt: skip
+@overload
+def plan(
+    spec: AttentionSpec, shape: PackedShape, *, device: int | Device | None = None
+) -> VarlenPlan: ...  # fmt: skip
+def plan(
+    spec: AttentionSpec, shape: ProblemShape | PackedShape, *, device: int | Device | None = None
+) -> Plan | VarlenPlan:
     """Choose and load the kernel for a problem.
 
     Parameters
     ----------
     spec : AttentionSpec
-    shape : ProblemShape
+    shape : ProblemShape or PackedShape
+        The latter for packed sequences, whose spec has layout "thd".
     device : int or Device, optional
         A card's number; the device in use if left out.
 
@@ -92,9 +111,14 @@ def plan(spec: AttentionSpec, shape: ProblemShape, *, device: int | Device | Non
     DTypeError
         If spec or shape is something else.
     """
-    for name, value, kind in (("spec", spec, AttentionSpec), ("shape", shape, ProblemShape)):
-        if not isinstance(value, kind):
-            raise DTypeError(f"{name}: must be {kind.__name__}, got {type(value).__name__}")
+    if not isinstance(spec, AttentionSpec):
+        raise DTypeError(f"spec: must be AttentionSpec, got {type(spec).__name__}")
+    kind = PackedShape if spec.layout == PACKED else ProblemShape
+    if not isinstance(shape, kind):
+        raise DTypeError(
+            f"shape: must be {kind.__name__} with layout {spec.layout!r}, got "
+            f"{type(shape).__name__}"
+        )
     if device is None or isinstance(device, int):
         device = current_device(device)
     if not hasattr(device, "arch"):
@@ -102,6 +126,10 @@ def plan(spec: AttentionSpec, shape: ProblemShape, *, device: int | Device | Non
     support = select(spec, device.arch)
     if support.variant is None:
         raise UnsupportedError("; ".join(support.reasons))
+    if isinstance(shape, PackedShape):
+        from .varlen import VarlenPlan
+
+        return VarlenPlan(spec, shape, variant=support.variant, device=device)
     return Plan(spec, shape, variant=support.variant, device=device)
 
 
@@ -126,10 +154,10 @@ class Plan:
         self.spec, self.shape, self.variant, self.device = spec, shape, variant, device
         self.tiles_q = -(-shape.seqlen_q // variant.tile_q)
         self.items = self.tiles_q * spec.num_heads_q * shape.batch
-        if self.items > _LARGEST_GRID:
+        if self.items > LARGEST_GRID:
             raise UnsupportedError(
                 f"batch x heads x tiles of {variant.tile_q} query rows must be at most "
-                f"{_LARGEST_GRID}, got {self.items}"
+                f"{LARGEST_GRID}, got {self.items}"
             )
         self.grid = min(self.items, device.processors) if variant.persistent else self.items
         heads_q, heads_kv = spec.num_heads_q, spec.num_heads_kv
@@ -156,7 +184,7 @@ class Plan:
             "seqlen_k": shape.seqlen_k,
             "num_heads_q": spec.num_heads_q,
             "group_size": spec.num_heads_q // spec.num_heads_kv,
-            "scale_log2": spec.scale * _LOG2_E,
+            "scale_log2": spec.scale * LOG2_E,
             "causal_offset": bottom_right if spec.mask is Mask.CAUSAL else 0,
             "num_tiles_q": self.tiles_q,
             "num_tiles": self.items,
@@ -198,7 +226,7 @@ class Plan:
             raise PlanError(
                 "lse: this plan was made without it; make it with AttentionSpec(lse=True)"
             )
-        handle = self.stream_of(stream, framework_of(q))
+        handle = stream_for(self.device, stream, framework_of(q))
         views = tuple(as_view(x, name, stream=handle) for x, name in ((q, "q"), (k, "k"), (v, "v")))
         if (
             views[0].shape != self.shape_q
@@ -244,11 +272,6 @@ class Plan:
             self._launch(Operands(q, k, v, out_view, lse_view))(stream)
         return (finish_out(), finish_lse()) if return_lse else finish_out()
 
-    def stream_of(self, stream: Stream | None, framework: str) -> int:
-        """The stream to launch on; an emulated chip has none but takes any."""
-        on_card = self.device.kind == "cuda"
-        return resolve_stream(stream, framework if on_card else "", self.device.ordinal)
-
     def bind(
         self, q: Array, k: Array, v: Array, out: Array, lse: Array | None = None
     ) -> BoundLaunch:
@@ -289,14 +312,8 @@ class Plan:
     def _check_places(
         self, views: tuple[TensorView, ...], out: TensorView | None, lse: TensorView | None
     ) -> None:
-        place = ("cuda" if self.device.kind == "cuda" else "cpu", self.device.ordinal)
         named = (("q", views[0]), ("k", views[1]), ("v", views[2]), ("out", out), ("lse", lse))
-        for name, view in named:
-            if view is not None and view.device != place:
-                raise ArgumentError(
-                    f"{name}: must be on {_place(place)}, where this runs, got "
-                    f"{_place(view.device)}"
-                )
+        check_places(self.device, named)
 
     # ---- launches
 
@@ -340,14 +357,16 @@ class Plan:
         for name, view, box_rows in zip(_MAPS, operands[:4], rows, strict=True):
             spec = tensor_map(view, layout=layout, box_rows=box_rows)
             # An empty array has no address; no kernel touches its map's memory.
-            values[name] = self.device.encode(spec, view.pointer if _holds(view) else q.pointer)
+            values[name] = self.device.encode(
+                spec, view.pointer if holds_elements(view) else q.pointer
+            )
         values["lse"] = 0 if lse is None else lse.pointer
         values["lse_stride_batch"] = 0 if lse is None else lse.strides[0]
         values["lse_stride_head"] = 0 if lse is None else lse.strides[1]
         assert self._kernel is not None  # there are items
         parameters = self._kernel.parameters
         wanted = {name: value for name, value in values.items() if name in parameters.fields}
-        spans = tuple(0 if view is None else _span(view) for view in operands)
+        spans = tuple(0 if view is None else span(view) for view in operands)
         return _Template(bytes(parameters.pack(wanted)), spans)
 
     def _pointed(self, template: _Template, operands: Operands) -> bytes:
@@ -356,16 +375,16 @@ class Plan:
         q, k, v, out, lse = operands
         if (q.pointer | k.pointer | v.pointer | out.pointer) & 15 or (lse and lse.pointer & 3):
             self._check_memory(operands)
-        for name, view, span in zip("qkv", operands[:3], template.spans, strict=False):
-            self._check_apart("out", out, template.spans[3], name, view, span)
+        for name, view, size in zip("qkv", operands[:3], template.spans, strict=False):
+            check_apart("out", out, template.spans[3], name, view, size)
             if lse is not None:
-                self._check_apart("lse", lse, template.spans[4], name, view, span)
+                check_apart("lse", lse, template.spans[4], name, view, size)
         if lse is not None:
-            self._check_apart("lse", lse, template.spans[4], "out", out, template.spans[3])
+            check_apart("lse", lse, template.spans[4], "out", out, template.spans[3])
         block = bytearray(template.block)
         fields = self._kernel.parameters.fields
         for name, view in zip(_MAPS, operands[:4], strict=True):
-            if _holds(view):
+            if holds_elements(view):
                 self.device.readdress(block, fields[name].offset, view.pointer)
         if lse is not None:
             at = fields["lse"].offset
@@ -377,18 +396,6 @@ class Plan:
             check_memory(name, view)
         if operands.lse is not None:
             check_lse_memory(operands.lse)
-
-    @staticmethod
-    def _check_apart(
-        name: str, a: TensorView, span_a: int, other: str, b: TensorView, span_b: int
-    ) -> None:
-        """A result that shares an element with anything else is refused; interleaving is fine."""
-        if a.pointer + span_a <= b.pointer or b.pointer + span_b <= a.pointer:
-            return
-        if shares_memory(
-            a.pointer, _axes(a), b.pointer, _axes(b), size_a=_itemsize(a), size_b=_itemsize(b)
-        ):
-            raise ArgumentError(f"{name}: must share no element with {other}, got one that does")
 
     # ---- telling
 
@@ -434,7 +441,7 @@ class BoundLaunch:
     def __call__(self, stream: Stream | None = None) -> None:
         """Launch on a stream, the current one of q's framework if left out."""
         if self._launch is not None:
-            self._launch(self.plan.stream_of(stream, self._framework))
+            self._launch(stream_for(self.plan.device, stream, self._framework))
 
     def rebind(
         self,
@@ -466,9 +473,9 @@ def tensor_map(view: TensorView, *, layout: str, box_rows: int) -> TensorMapSpec
     """The map over (head_dim, rows, heads, batch) of a q, k, v or out."""
     heads, rows = layout.index("h"), layout.index("s")
     head_dim = view.shape[3]
-    size = _itemsize(view)
+    size = itemsize(view)
     order = (rows, heads, 0)
-    empty = not _holds(view)
+    empty = not holds_elements(view)
     strides = tuple(
         # An axis of extent 1 is never stepped along, whatever stride it says.
         head_dim * size if empty or view.shape[axis] == 1 else view.strides[axis] * size
@@ -485,37 +492,10 @@ def tensor_map(view: TensorView, *, layout: str, box_rows: int) -> TensorMapSpec
     )
 
 
-def _holds(view: TensorView) -> bool:
-    """Whether the array has elements."""
-    return 0 not in view.shape
-
-
-def _itemsize(view: TensorView) -> int:
-    return view.dtype.itemsize if isinstance(view.dtype, DType) else 1
-
-
-def _axes(view: TensorView) -> tuple[tuple[int, int], ...]:
-    """(extent, stride in bytes) of each axis."""
-    size = _itemsize(view)
-    return tuple((n, s * size) for n, s in zip(view.shape, view.strides, strict=True))
-
-
-def _span(view: TensorView) -> int:
-    """Bytes from the first element to the end of the last."""
-    if not _holds(view):
-        return 0
-    return sum((n - 1) * s for n, s in _axes(view)) + _itemsize(view)
-
-
 def _regions(operands: Operands) -> list[Region]:
     names = ("q", "k", "v", "out", "lse")
     return [
-        Region(view.pointer, _span(view), name in ("out", "lse"), name)
+        Region(view.pointer, span(view), name in ("out", "lse"), name)
         for name, view in zip(names, operands, strict=True)
         if view is not None
     ]
-
-
-def _place(device: tuple[str, int]) -> str:
-    kind, number = device
-    return {"cuda": f"card {number}", "cpu": "the CPU"}.get(kind, f"{kind}:{number}")

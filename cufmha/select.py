@@ -26,12 +26,13 @@ class Support:
 
 def select(spec: AttentionSpec, arch: str) -> Support:
     """The kernel for a spec on a chip ("sm_90a", "sm_100a", "sm_103a")."""
-    offered = variants(arch)
+    offered = [variant for variant in variants(arch) if variant.operation == "fmha_fwd"]
     if not offered:
         return Support(None, (f"there is no kernel for {arch}",))
     wanted = {
         "dtype": spec.dtype.value,
         "causal": spec.mask is not Mask.NONE,
+        "strategy": spec.strategy or "",
     }
     fitting = [
         variant

@@ -11,11 +11,15 @@ from typing import Any, Literal, Self
 from .array.dtype import DType
 from .array.view import TensorView, as_view
 from .errors import ArgumentError, DTypeError
+from .kernels.catalog import STRATEGIES
 
 Causal = bool | Literal["top_left"]
 Layout = Literal["bshd", "bhsd"]
+Strategy = Literal["offset", "replace", "mask", "ragged", "split"]
 
 LAYOUTS: tuple[str, ...] = ("bshd", "bhsd")
+PACKED: Literal["thd"] = "thd"
+DEFAULT_STRATEGY: Strategy = "split"
 MAX_HEAD_DIM = 192
 MAX_HEAD_DIM_V = 128
 _ALIGNMENT = 16
@@ -56,11 +60,14 @@ class AttentionSpec:
     mask : Mask
     softmax_scale : float, optional
         1/sqrt(head_dim) if left out. Any finite value.
-    layout : "bshd" or "bhsd"
+    layout : "bshd", "bhsd" or "thd"
         The order of q's, k's, v's and out's axes: batch, sequence, heads, head_dim, or batch,
-        heads, sequence, head_dim.
+        heads, sequence, head_dim; or packed sequences, all tokens, heads, head_dim.
     lse : bool
         Whether the log-sum-exp is wanted.
+    strategy : str, optional
+        Of "thd" alone: how a sequence's rows are reached, "offset", "replace", "mask", "ragged" or
+        "split" (docs/varlen.md); "split" if left out.
     """
 
     num_heads_q: int
@@ -70,8 +77,9 @@ class AttentionSpec:
     dtype: DType = DType.BF16
     mask: Mask = Mask.NONE
     softmax_scale: float | None = None
-    layout: Layout = "bshd"
+    layout: Layout | Literal["thd"] = "bshd"
     lse: bool = False
+    strategy: Strategy | None = None
 
     def __post_init__(self) -> None:
         check_dtype("dtype", self.dtype)
@@ -83,7 +91,15 @@ class AttentionSpec:
             if getattr(self, name) < 1:
                 raise ArgumentError(f"{name}: must be at least 1, got {getattr(self, name)}")
         check_heads(self.num_heads_q, self.num_heads_kv, "num_heads_q", "num_heads_kv")
-        check_layout(self.layout)
+        if self.layout == PACKED:
+            object.__setattr__(self, "strategy", check_strategy(self.strategy))
+        else:
+            check_layout(self.layout, PACKED)
+            if self.strategy is not None:
+                raise ArgumentError(
+                    f'strategy: only packed sequences (layout "thd") have one, got '
+                    f"{self.strategy!r} with layout {self.layout!r}"
+                )
         if not isinstance(self.mask, Mask):
             raise ArgumentError(f"mask: must be a Mask, got {self.mask!r}")
         check_scale(self.softmax_scale)
@@ -123,8 +139,8 @@ class AttentionSpec:
         return cls(
             num_heads_q=q.shape[heads],
             num_heads_kv=k.shape[heads],
-            head_dim=q.shape[3],
-            head_dim_v=v.shape[3],
+            head_dim=q.shape[-1],
+            head_dim_v=v.shape[-1],
             dtype=q.dtype,
             mask=mask,
             softmax_scale=scale,
@@ -188,9 +204,19 @@ def operand_views(
     )
 
 
-def check_layout(layout: str) -> None:
-    if layout not in LAYOUTS:
-        raise ArgumentError(f'layout: must be "bshd" or "bhsd", got {layout!r}')
+def check_layout(layout: str, *others: str) -> None:
+    if layout not in (*LAYOUTS, *others):
+        known = " or ".join(f'"{name}"' for name in (*LAYOUTS, *others))
+        raise ArgumentError(f"layout: must be {known}, got {layout!r}")
+
+
+def check_strategy(strategy: Any) -> Strategy:
+    """One of `STRATEGIES`; None is the default."""
+    if strategy is None:
+        return DEFAULT_STRATEGY
+    if strategy not in STRATEGIES:
+        raise ArgumentError(f"strategy: must be one of {', '.join(STRATEGIES)}, got {strategy!r}")
+    return strategy  # type: ignore[no-any-return]
 
 
 def check_scale(scale: Any) -> float | None:
@@ -243,9 +269,10 @@ def check_operands(q: TensorView, k: TensorView, v: TensorView, *, layout: str) 
     """Rank, dtype, head_dim, then shapes against one another."""
     named = (("q", q), ("k", k), ("v", v))
     for name, view in named:
-        if len(view.shape) != 4:
+        if len(view.shape) != len(layout):
             raise ArgumentError(
-                f"{name}: must have 4 axes ({layout}), got {len(view.shape)}: {tuple(view.shape)}"
+                f"{name}: must have {len(layout)} axes ({layout}), got {len(view.shape)}: "
+                f"{tuple(view.shape)}"
             )
     for name, view in named:
         check_dtype(name, view.dtype)
@@ -255,17 +282,20 @@ def check_operands(q: TensorView, k: TensorView, v: TensorView, *, layout: str) 
                 f"{name}: dtype must be that of q, {_name(q.dtype)}, got {_name(view.dtype)}"
             )
     for name, view in named:
-        check_head_dim(name, view.shape[3], MAX_HEAD_DIM_V if name == "v" else MAX_HEAD_DIM)
-    heads, rows = layout.index("h"), layout.index("s")
-    for name, view, axis, what in (
-        ("k", k, 3, "head_dim"), ("k", k, 0, "batch"), ("v", v, 0, "batch"),
-    ):  # fmt: skip
+        check_head_dim(name, view.shape[-1], MAX_HEAD_DIM_V if name == "v" else MAX_HEAD_DIM)
+    heads, rows = layout.index("h"), layout.index("t" if layout == PACKED else "s")
+    like_q = [("k", k, -1, "head_dim")]
+    if layout != PACKED:
+        like_q += [("k", k, 0, "batch"), ("v", v, 0, "batch")]
+    for name, view, axis, what in like_q:
         if view.shape[axis] != q.shape[axis]:
             raise ArgumentError(
                 f"{name}: {what} must be that of q, {q.shape[axis]}, got {view.shape[axis]}"
             )
     for axis, what in ((heads, "number of heads"), (rows, "sequence length")):
         if v.shape[axis] != k.shape[axis]:
+            if layout == PACKED and axis == rows:
+                what = "number of tokens"
             raise ArgumentError(
                 f"v: {what} must be that of k, {k.shape[axis]}, got {v.shape[axis]}"
             )
@@ -305,12 +335,12 @@ def check_memory(name: str, view: TensorView) -> None:
     """What tensor maps ask of q, k, v and out: dense last axis, 16-byte strides and base."""
     if 0 in view.shape:
         return
-    if view.strides[3] != 1:
+    if view.strides[-1] != 1:
         raise ArgumentError(
-            f"{name}: the last axis must be dense (stride 1 element), got stride {view.strides[3]}"
+            f"{name}: the last axis must be dense (stride 1 element), got stride {view.strides[-1]}"
         )
     size = 2
-    for axis in range(3):
+    for axis in range(len(view.shape) - 1):
         if view.shape[axis] == 1:
             continue
         stride = view.strides[axis] * size
@@ -332,14 +362,14 @@ def check_memory(name: str, view: TensorView) -> None:
 
 
 def check_lse_memory(view: TensorView) -> None:
-    """The kernel takes lse's batch and head strides, and wants its last axis dense."""
+    """The kernel takes lse's outer strides, and wants its last axis dense."""
     if 0 in view.shape:
         return
-    if view.strides[2] != 1 and view.shape[2] > 1:
+    if view.strides[-1] != 1 and view.shape[-1] > 1:
         raise ArgumentError(
-            f"lse: the last axis must be dense (stride 1 element), got stride {view.strides[2]}"
+            f"lse: the last axis must be dense (stride 1 element), got stride {view.strides[-1]}"
         )
-    for axis in range(2):
+    for axis in range(len(view.shape) - 1):
         if view.shape[axis] > 1 and view.strides[axis] < 0:
             raise ArgumentError(
                 f"lse: strides must not be negative, got {4 * view.strides[axis]} bytes on "

@@ -173,8 +173,7 @@ class TensorMapSpec:
     def box_elements(self) -> tuple[int, ...]:
         """Elements that a box takes in each dimension: ceil(box / step), dimension 0 whole."""
         return self.box[:1] + tuple(
-            -(-extent // step)
-            for extent, step in zip(self.box[1:], self.steps[1:], strict=True)
+            -(-extent // step) for extent, step in zip(self.box[1:], self.steps[1:], strict=True)
         )
 
     @property
@@ -238,11 +237,7 @@ class TensorMapSpec:
         second 64-bit word, and Blackwell may then read illegally. `driver_version` is that of
         `cuDriverGetVersion` (13010 for 13.1).
         """
-        if (
-            driver_version > _DEFECT_LAST_DRIVER
-            or self.span_bytes >= _DEFECT_SPAN
-            or self.is_dense
-        ):
+        if driver_version > _DEFECT_LAST_DRIVER or self.span_bytes >= _DEFECT_SPAN or self.is_dense:
             return encoded
         word = int.from_bytes(encoded[8:16], "little") & ~(1 << 21)
         return encoded[:8] + word.to_bytes(8, "little") + encoded[16:]

@@ -135,13 +135,19 @@ class Fa3:
             for _ in range(SETS)
         ]
 
+        forward = self.program_of(case)
+
         def program(sets: Any) -> Any:
-            results = [fa3_forward(*sets[i % SETS], case) for i in range(self.launches)]
+            results = [forward(*sets[i % SETS]) for i in range(self.launches)]
             return results[-1][1]
 
         self.program = jax.jit(program).lower(self.sets).compile()
         self.stream = torch.cuda.Stream()
         self()
+
+    def program_of(self, case: Any) -> Callable[..., Any]:
+        """The forward that the program launches."""
+        return functools.partial(fa3_forward, case=case)
 
     def __call__(self) -> None:
         self.last = self.program(self.sets)
@@ -184,8 +190,9 @@ def register_fa3() -> None:
     import jax
 
     library = next(Path(os.environ["FA3_LIBRARY"]).rglob("libdew_flash_attn3.so"))
-    target = ctypes.CDLL(str(library)).dew_flash3_mha_fwd
-    jax.ffi.register_ffi_target("fa3_fwd", jax.ffi.pycapsule(target), platform="CUDA")
+    for name in ("fwd", "varlen_fwd"):
+        target = getattr(ctypes.CDLL(str(library)), f"dew_flash3_mha_{name}")
+        jax.ffi.register_ffi_target(f"fa3_{name}", jax.ffi.pycapsule(target), platform="CUDA")
 
 
 # ---- device time
@@ -236,7 +243,7 @@ def interleaved(
     return {name: times and statistics.median(times) for name, times in samples.items()}
 
 
-def device_times(arguments: argparse.Namespace) -> dict[str, Any]:
+def device_times(arguments: argparse.Namespace) -> None:
     import torch
 
     makers: dict[str, Callable[[Case], Any]] = {"cufmha": ours, "fa2": fa2, "cudnn": cudnn}
@@ -255,13 +262,12 @@ def device_times(arguments: argparse.Namespace) -> dict[str, Any]:
         save(arguments.out, report)
         del contenders
         torch.cuda.empty_cache()
-    return report
 
 
 # ---- host time
 
 
-def host_times(arguments: argparse.Namespace) -> dict[str, Any]:
+def host_times(arguments: argparse.Namespace) -> None:
     """Microseconds of a call on a problem of one tile, with the same and with fresh pointers."""
     import torch
 
@@ -300,7 +306,6 @@ def host_times(arguments: argparse.Namespace) -> dict[str, Any]:
         report["lines"].append({"case": name, "microseconds": round(microseconds, 2)})
         print(f"{microseconds:8.2f} us  {name}", flush=True)
     save(arguments.out, report)
-    return report
 
 
 def host_microseconds(call: Callable[[], object], calls: int = 200, rounds: int = 30) -> float:
@@ -363,8 +368,14 @@ def print_table(arguments: argparse.Namespace) -> None:
         print(f"| {line['case']} | {cells} | {share} |")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def command_line(
+    about_it: str,
+    device_times: Callable[[argparse.Namespace], None],
+    host_times: Callable[[argparse.Namespace], None],
+    print_table: Callable[[argparse.Namespace], None],
+) -> None:
+    """The commands device, host and table."""
+    parser = argparse.ArgumentParser(description=about_it.splitlines()[0])
     commands = parser.add_subparsers(required=True)
     device = commands.add_parser("device", help="TFLOP/s beside the rivals")
     device.add_argument("--out", type=Path)
@@ -382,6 +393,10 @@ def main() -> None:
     table.set_defaults(run=print_table)
     arguments = parser.parse_args()
     arguments.run(arguments)
+
+
+def main() -> None:
+    command_line(__doc__ or "", device_times, host_times, print_table)
 
 
 if __name__ == "__main__":

@@ -147,7 +147,7 @@ class Bench:
         self.variant = next(
             v
             for v in catalog.variants(arch)
-            if (v.head_dim, v.dtype, v.causal) == (head_dim, dtype, causal)
+            if (v.head_dim, v.dtype, v.causal, v.strategy) == (head_dim, dtype, causal, "")
         )
         self.module = parse(render.render(self.variant).text, self.variant.file)
         self.scale = head_dim**-0.5

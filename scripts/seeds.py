@@ -31,6 +31,8 @@ def main(argv: list[str] | None = None) -> int:
     rows: list[dict[str, Any]] = []
     case = mutate.Case(20, 400)
     for variant in catalog.variants(arguments.arch):
+        if variant.operation != "fmha_fwd" or variant.strategy:
+            continue
         deep = variant.name.endswith(DEEP)
         bench = mutate.Bench(
             arguments.arch, head_dim=variant.head_dim, dtype=variant.dtype, causal=variant.causal,

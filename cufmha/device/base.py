@@ -72,6 +72,18 @@ class Device(Protocol):
         """Memory for results whose framework allocates none for us."""
         ...
 
+    def workspace(self, size: int) -> Memory:
+        """Memory for kernels' own use, on any stream and while one is being captured."""
+        ...
+
+    def upload(self, address: int, source: int, size: int, stream: int) -> None:
+        """Copy `size` bytes from CPU memory at `source`, which may change after the call."""
+        ...
+
+    def download(self, address: int, size: int, stream: int) -> bytes:
+        """`size` bytes at `address` once what is in the stream is done."""
+        ...
+
     def order_after(self, consumer: int, producer: int) -> None:
         """Make what is put into stream `consumer` from now on wait for what is in `producer`."""
         ...

@@ -219,6 +219,25 @@ class Card:
     def allocate(self, size: int, stream: int) -> CardMemory:
         return CardMemory(self, size, stream)
 
+    def workspace(self, size: int) -> CardWorkspace:
+        return CardWorkspace(self, size)
+
+    def upload(self, address: int, source: int, size: int, stream: int) -> None:
+        if size:
+            with self.current():
+                check(
+                    "cuMemcpyHtoDAsync",
+                    driver().cuMemcpyHtoDAsync(address, source, size, stream),
+                )
+
+    def download(self, address: int, size: int, stream: int) -> bytes:
+        raw = bytearray(size)
+        if size:
+            with self.current():
+                check("cuStreamSynchronize", driver().cuStreamSynchronize(stream))
+                check("cuMemcpyDtoH", driver().cuMemcpyDtoH(raw, address, size))
+        return bytes(raw)
+
     def order_after(self, consumer: int, producer: int) -> None:
         if consumer == producer:
             return
@@ -265,6 +284,34 @@ class CardMemory:
         if address and _driver is not None:
             with self._card.current():
                 _driver.cuMemFreeAsync(address, 0)
+
+
+class CardWorkspace:
+    """Memory outside the pool: taken during a capture too, and its release waits for its use."""
+
+    def __init__(self, card: Card, size: int) -> None:
+        self._card = card
+        with card.current(), _allowed_while_capturing():
+            self.address = int(check("cuMemAlloc", driver().cuMemAlloc(max(size, 1))))
+
+    def __del__(self) -> None:
+        address = getattr(self, "address", 0)
+        if address and _driver is not None:
+            with self._card.current(), _allowed_while_capturing():
+                _driver.cuMemFree(address)
+
+
+@contextmanager
+def _allowed_while_capturing() -> Iterator[None]:
+    """Within the block, this thread may make calls that a capture in global mode forbids."""
+    bindings = driver()
+    relaxed = bindings.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    call = "cuThreadExchangeStreamCaptureMode"
+    before = check(call, bindings.cuThreadExchangeStreamCaptureMode(relaxed))
+    try:
+        yield
+    finally:
+        check(call, bindings.cuThreadExchangeStreamCaptureMode(before))
 
 
 class CardKernel:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -62,6 +63,15 @@ class Emulator:
 
     def allocate(self, size: int, stream: int) -> HostMemory:
         return HostMemory(size)
+
+    def workspace(self, size: int) -> HostMemory:
+        return HostMemory(size)
+
+    def upload(self, address: int, source: int, size: int, stream: int) -> None:
+        ctypes.memmove(address, source, size)
+
+    def download(self, address: int, size: int, stream: int) -> bytes:
+        return ctypes.string_at(address, size)
 
     def order_after(self, consumer: int, producer: int) -> None:
         """Launches are over when they return."""

@@ -68,9 +68,7 @@ def store(
             _store_local(part, where, memory, size, values)
             continue
         view, index = elements_of(memory, where, size)
-        if w.machine.rules == "hardware" and _changes_nothing(
-            part, memory, view, index, values
-        ):
+        if w.machine.rules == "hardware" and _changes_nothing(part, memory, view, index, values):
             continue
         check(w, memory, where, size * count, write=True, strong=strong)
         for number in range(count):
@@ -332,9 +330,7 @@ def acquire(
         w.machine.state(Cells).acquire(w, _cells(w, mask, addresses, space), sem=sem)
 
 
-def _cells(
-    w: Warp, mask: np.ndarray, addresses: np.ndarray, space: str
-) -> list[tuple[int, int]]:
+def _cells(w: Warp, mask: np.ndarray, addresses: np.ndarray, space: str) -> list[tuple[int, int]]:
     """Shared addresses mean something within their cluster only."""
     low = (1 << 56) - 1
     found = []

@@ -181,9 +181,7 @@ class Shadow:
                 address=self._byte(g, at),
             )
 
-    def _abroad_late(
-        self, warp: Warp, g: Any, abroad: np.ndarray, late: np.ndarray
-    ) -> np.ndarray:
+    def _abroad_late(self, warp: Warp, g: Any, abroad: np.ndarray, late: np.ndarray) -> np.ndarray:
         """For granules another cluster wrote: is its epoch among what we learned of it?"""
         late = late & ~abroad
         owners, writers, epochs = self.owner[g], self.writer[g], self.epoch[g]
@@ -293,9 +291,7 @@ class Shadow:
         if self.scattered is not None:
             self._against_scattered(op.warp, g)
 
-    def begin_scattered(
-        self, op: Any, g: np.ndarray, *, relaxed: bool, proxy: bool = True
-    ) -> None:
+    def begin_scattered(self, op: Any, g: np.ndarray, *, relaxed: bool, proxy: bool = True) -> None:
         """An async write to the granules g, such as the rows of a tile in a larger array."""
         self._ordered_after_writes(op.warp, g)
         self._ordered_after_reads(op.warp, g)
@@ -357,9 +353,7 @@ class SharedMemory:
         self.views = {1: self.data, 2: self.data.view("u2"), 4: self.data.view("u4"),
                       8: self.data.view("u8")}  # fmt: skip
         warps = cta.cluster.size * cta.warp_count
-        self.shadow = (
-            Shadow("shared memory", padded, warps, initialized=False) if hazards else None
-        )
+        self.shadow = Shadow("shared memory", padded, warps, initialized=False) if hazards else None
 
     def release(self) -> None:
         """The block has ended."""
@@ -465,9 +459,7 @@ class GlobalMemory:
         raise OutOfBounds(f"{n} bytes of global memory outside every array", address=lo)
 
     def _writable(self, lo: int, n: int) -> Range | None:
-        return next(
-            (r for r in self.ranges if r.writable and r.lo <= lo and lo + n <= r.hi), None
-        )
+        return next((r for r in self.ranges if r.writable and r.lo <= lo and lo + n <= r.hi), None)
 
     def view(self, lo: int, n: int, *, write: bool = False) -> np.ndarray:
         found = self.find(lo, n, write=write)
@@ -488,4 +480,3 @@ class LocalMemory:
     def __init__(self, size: int) -> None:
         self.data = np.zeros((32, size), np.uint8)
         self.initialized = np.zeros((32, size), bool)
-

@@ -224,9 +224,7 @@ class Program:
                 self._copy(actual, inner.registers[formal.names[0][0]], formal.type, scope, inst)
         scope.labels[skip] = len(self.steps)
 
-    def _copy(
-        self, to: Any, slot: int, kind: str, scope: Scope, inst: nodes.Instruction
-    ) -> None:
+    def _copy(self, to: Any, slot: int, kind: str, scope: Scope, inst: nodes.Instruction) -> None:
         """Emits `mov to, register in slot`; the slot gets a name that no text can have."""
         source = nodes.Register(f"slot {slot}")
         scope.registers[source.name] = slot

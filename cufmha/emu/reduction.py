@@ -44,8 +44,9 @@ def _integer(operation: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def _floating(operation: str, dtype: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     base = dtype.removesuffix("_ftz")
     form = formats.FORMATS[base]
-    x, y = formats.decode(a.view(f"u{form.bits // 8}"), form), formats.decode(
-        b.view(f"u{form.bits // 8}"), form
+    x, y = (
+        formats.decode(a.view(f"u{form.bits // 8}"), form),
+        formats.decode(b.view(f"u{form.bits // 8}"), form),
     )
     if operation == "add":
         if form is formats.DOUBLE:

@@ -31,9 +31,7 @@ def _thread(axis: int) -> Callable[[Warp], np.ndarray]:
 
 
 def _masks(relation: Callable[[int, int], bool]) -> Callable[[Warp], np.ndarray]:
-    values = [
-        sum(1 << j for j in range(LANES) if relation(j, i)) for i in range(LANES)
-    ]
+    values = [sum(1 << j for j in range(LANES) if relation(j, i)) for i in range(LANES)]
     return lambda w: np.array(values, np.uint32)
 
 

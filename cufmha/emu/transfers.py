@@ -179,9 +179,7 @@ class TensorStore(BoxTransfer):
         self.shared = shared
         self.reading = Reading(self)
         memory: SharedMemory = warp.cta.shared
-        memory.begin(
-            self.reading_op(), shared, shared + spec.shared_bytes, write=False
-        )
+        memory.begin(self.reading_op(), shared, shared + spec.shared_bytes, write=False)
         relaxed = warp.machine.rules == "hardware"
         for numbers, found in self.ranges(write=True):
             if found.shadow:

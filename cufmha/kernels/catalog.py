@@ -21,6 +21,11 @@ TARGETS: Final = ("sm_90a", "sm_100f")
 HEAD_DIMS: Final = ((64, 64), (128, 128), (192, 128))
 """Of q and k, of v and out."""
 DTYPES: Final = ("bf16", "f16")
+STRATEGIES: Final = ("offset", "replace", "mask", "ragged", "split")
+"""How kernels for packed sequences reach a sequence's rows and no other: docs/varlen.md."""
+SCHEDULE_THREADS: Final = (32, 256, 1024)
+SORTED_SEQUENCES: Final = 1024
+"""Up to so many sequences are taken longest first, beyond in order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,7 +35,8 @@ class KernelVariant:
     Attributes
     ----------
     operation : str
-        Name of the entry: "fmha_fwd".
+        Name of the entry: "fmha_fwd", or "varlen_schedule", which prepares the work of a launch on
+        packed sequences.
     arch : str
         The text's target: "sm_90a", or "sm_100f", which runs on sm_100a and sm_103a.
     head_dim, head_dim_v : int
@@ -39,6 +45,8 @@ class KernelVariant:
     dtype : str
         "bf16" or "f16".
     causal : bool
+    strategy : str
+        One of `STRATEGIES`; "" for a dense batch.
     file : str
         The template, from the root of ptx/.
     tile_q, tile_k : int
@@ -49,6 +57,8 @@ class KernelVariant:
         Rows of the tensor maps' boxes, which are 64 columns wide.
     roles : tuple of (registers, threads)
         After setmaxnreg.
+    maps : int
+        Tensor maps that a block rewrites (strategy "replace"); each has two slots of 128 bytes.
     persistent : bool
         Whether a block takes items in turn, so that a grid of one block a processor is best;
         otherwise one block an item is wanted.
@@ -62,6 +72,7 @@ class KernelVariant:
     head_dim_v: int
     dtype: str
     causal: bool
+    strategy: str
     file: str
     tile_q: int
     tile_k: int
@@ -73,15 +84,19 @@ class KernelVariant:
     roles: tuple[tuple[int, int], ...]
     persistent: bool
     template: tuple[tuple[str, Any], ...]
+    maps: int = 0
 
     @property
     def name(self) -> str:
-        """Names the variant and its cubin file: "fmha_fwd-sm_90a-d128-bf16-causal"."""
+        """Names the variant and its cubin file: "fmha_fwd-sm_90a-d128-bf16-causal-split"."""
+        if self.operation != "fmha_fwd":
+            return f"{self.operation}-{self.arch}-{self.threads}"
         mask = "causal" if self.causal else "full"
         width = f"d{self.head_dim}"
         if self.head_dim_v != self.head_dim:
             width += f"x{self.head_dim_v}"
-        return f"{self.operation}-{self.arch}-{width}-{self.dtype}-{mask}"
+        packed = f"-{self.strategy}" if self.strategy else ""
+        return f"{self.operation}-{self.arch}-{width}-{self.dtype}-{mask}{packed}"
 
     def __str__(self) -> str:
         return self.name
@@ -106,19 +121,63 @@ def variants(arch: str | None = None) -> tuple[KernelVariant, ...]:
 
 @cache
 def _all() -> tuple[KernelVariant, ...]:
-    return (*_sm90_forward(), *_sm100_forward())
+    return (*_sm90_forward(), *_sm100_forward(), *_schedules())
 
 
-def _shapes() -> Iterator[tuple[int, int, str, bool]]:
-    for (head_dim, head_dim_v), dtype, causal in product(HEAD_DIMS, DTYPES, (False, True)):
-        yield head_dim, head_dim_v, dtype, causal
+def _shapes() -> Iterator[tuple[int, int, str, bool, str]]:
+    for strategy, (head_dim, head_dim_v), dtype, causal in product(
+        ("", *STRATEGIES), HEAD_DIMS, DTYPES, (False, True)
+    ):
+        yield head_dim, head_dim_v, dtype, causal, strategy
+
+
+def schedule_variant(arch: str, batch: int) -> KernelVariant:
+    """The kernel that prepares the work of `batch` sequences, of a text's target."""
+    offered = [v for v in _schedules() if v.arch == arch]
+    return next((v for v in offered if v.threads >= batch), offered[-1])
+
+
+def _work_bytes(at: int, maps: int, strategy: str) -> int:
+    """Shared memory of a packed kernel, whose dense twin's ends at `at`.
+
+    Four barriers, two slots of work, and with `replace` copies of its maps (include/work.ptx).
+    """
+    if not strategy:
+        return at
+    slots_end = -(-(at + 32) // 16) * 16 + 64
+    return -(-slots_end // 128) * 128 + 128 * maps if strategy == "replace" else slots_end
+
+
+def _schedules() -> Iterator[KernelVariant]:
+    """ptx/varlen_schedule.ptx: one block with a thread a sequence, or more sequences a thread."""
+    for arch, threads in product(TARGETS, SCHEDULE_THREADS):
+        yield KernelVariant(
+            operation="varlen_schedule",
+            arch=arch,
+            head_dim=0,
+            head_dim_v=0,
+            dtype="",
+            causal=False,
+            strategy="",
+            file="varlen_schedule.ptx",
+            tile_q=0,
+            tile_k=0,
+            threads=threads,
+            smem_bytes=0,
+            box_rows_q=0,
+            box_rows_kv=0,
+            box_rows_o=0,
+            roles=(),
+            persistent=False,
+            template=(("arch", arch), ("threads", threads)),
+        )
 
 
 def _sm90_forward() -> Iterator[KernelVariant]:
     """ptx/sm90/fmha_fwd.ptx: a producer group and two or three consumer groups of 64 rows."""
     stages = 2
     numbers = {64: (192, 96, 32, 160), 128: (128, 128, 40, 232), 192: (128, 112, 40, 232)}
-    for head_dim, head_dim_v, dtype, causal in _shapes():
+    for head_dim, head_dim_v, dtype, causal, strategy in _shapes():
         tile_q, tile_k, producer, consumer = numbers[head_dim]
         threads = 128 + 2 * tile_q
         yield KernelVariant(
@@ -128,15 +187,20 @@ def _sm90_forward() -> Iterator[KernelVariant]:
             head_dim_v=head_dim_v,
             dtype=dtype,
             causal=causal,
+            strategy=strategy,
             file="sm90/fmha_fwd.ptx",
             tile_q=tile_q,
             tile_k=tile_k,
             threads=threads,
-            smem_bytes=2 * (head_dim + head_dim_v) * (tile_q + stages * tile_k)
-            + 8 * (2 + 4 * stages),
+            smem_bytes=_work_bytes(
+                2 * (head_dim + head_dim_v) * (tile_q + stages * tile_k) + 8 * (2 + 4 * stages),
+                3 + tile_q // 64,
+                strategy,
+            ),
             box_rows_q=tile_q,
             box_rows_kv=tile_k,
             box_rows_o=64,
+            maps=3 + tile_q // 64 if strategy == "replace" else 0,
             roles=((producer, 128), (consumer, 2 * tile_q)),
             persistent=True,
             template=(
@@ -145,6 +209,7 @@ def _sm90_forward() -> Iterator[KernelVariant]:
                 ("head_dim_v", head_dim_v),
                 ("dtype", dtype),
                 ("causal", causal),
+                ("strategy", strategy),
                 ("tile_q", tile_q),
                 ("tile_k", tile_k),
                 ("stages", stages),
@@ -158,10 +223,11 @@ def _sm90_forward() -> Iterator[KernelVariant]:
 def _sm100_forward() -> Iterator[KernelVariant]:
     """ptx/sm100/fmha_fwd.ptx: two tiles of 128 query rows in flight, roles by warp."""
     half_q, tile_k, threads = 128, 128, 512
-    for head_dim, head_dim_v, dtype, causal in _shapes():
+    for head_dim, head_dim_v, dtype, causal, strategy in _shapes():
         stages = {64: 6, 128: 3, 192: 2}[head_dim]
         softmax, output, other = (176, 80, 80) if head_dim > 128 else (184, 80, 64)
-        width_o = 0 if head_dim > 128 else head_dim_v  # there o lies over q
+        # o has room of its own, unless it lies over q or never enters shared memory
+        width_o = 0 if head_dim > 128 or strategy == "mask" else head_dim_v
         cells = 2 * half_q * (head_dim + width_o) + stages * tile_k * head_dim
         yield KernelVariant(
             operation="fmha_fwd",
@@ -170,14 +236,16 @@ def _sm100_forward() -> Iterator[KernelVariant]:
             head_dim_v=head_dim_v,
             dtype=dtype,
             causal=causal,
+            strategy=strategy,
             file="sm100/fmha_fwd.ptx",
             tile_q=2 * half_q,
             tile_k=tile_k,
             threads=threads,
-            smem_bytes=2 * cells + 16 * half_q + 8 * (18 + 2 * stages),
+            smem_bytes=_work_bytes(2 * cells + 16 * half_q + 8 * (18 + 2 * stages), 4, strategy),
             box_rows_q=half_q,
             box_rows_kv=tile_k,
             box_rows_o=half_q,
+            maps=4 if strategy == "replace" else 0,
             roles=((softmax, 256), (output, 128), (other, 128)),
             persistent=True,
             template=(
@@ -186,6 +254,7 @@ def _sm100_forward() -> Iterator[KernelVariant]:
                 ("head_dim_v", head_dim_v),
                 ("dtype", dtype),
                 ("causal", causal),
+                ("strategy", strategy),
                 ("tile_q", 2 * half_q),
                 ("tile_k", tile_k),
                 ("stages", stages),

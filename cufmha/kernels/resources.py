@@ -4,28 +4,33 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from . import build, catalog
 
 
-def measure() -> dict[str, Any]:
-    """Assembles every variant for every chip that runs it."""
+def every() -> list[tuple[catalog.KernelVariant, str]]:
+    """All variants, each with every chip that runs it."""
+    return [(variant, arch) for arch in catalog.CHIPS for variant in catalog.variants(arch)]
+
+
+def measure(kernels_of: Iterable[tuple[catalog.KernelVariant, str]]) -> dict[str, Any]:
+    """Assembles variants, each for a chip."""
     kernels: dict[str, Any] = {}
-    for arch in catalog.CHIPS:
-        for variant in catalog.variants(arch):
-            _, report = build.assemble(variant, arch)
-            kernels[f"{variant.name}@{arch}"] = {
-                "registers": report.registers,
-                "spill_bytes": report.spill_bytes,
-                "stack_bytes": report.stack_bytes,
-                "barriers": report.barriers,
-                "smem_bytes": variant.smem_bytes,
-                "dropped_setmaxnreg": report.dropped_setmaxnreg,
-                "serialized_wgmma": report.serialized_wgmma,
-                "warnings": list(report.warnings),
-            }
+    for variant, arch in kernels_of:
+        _, report = build.assemble(variant, arch)
+        kernels[f"{variant.name}@{arch}"] = {
+            "registers": report.registers,
+            "spill_bytes": report.spill_bytes,
+            "stack_bytes": report.stack_bytes,
+            "barriers": report.barriers,
+            "smem_bytes": variant.smem_bytes,
+            "dropped_setmaxnreg": report.dropped_setmaxnreg,
+            "serialized_wgmma": report.serialized_wgmma,
+            "warnings": list(report.warnings),
+        }
     return {"assembler": build.assembler_name(), "kernels": kernels}
 
 

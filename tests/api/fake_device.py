@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import ctypes
+
+from cufmha.device.emulator import HostMemory
 from cufmha.emu.tensormap import SIZE, encode, replaced
 from cufmha.kernels.params import parameters
 from cufmha.kernels.render import render
@@ -17,7 +20,7 @@ class FakeDevice:
 
     def __init__(self, arch="sm_90a", processors=5):
         self.arch, self.processors = arch, processors
-        self.launches, self.loaded, self.encoded = [], [], []
+        self.launches, self.loaded, self.encoded, self.workspaces = [], [], [], []
 
     def kernel(self, variant):
         self.loaded.append(variant)
@@ -26,6 +29,16 @@ class FakeDevice:
     def encode(self, spec, address):
         self.encoded.append((spec, address))
         return encode(spec, address)
+
+    def workspace(self, size):
+        self.workspaces.append(size)
+        return HostMemory(size)
+
+    def upload(self, address, source, size, stream):
+        ctypes.memmove(address, source, size)
+
+    def download(self, address, size, stream):
+        return ctypes.string_at(address, size)
 
     def readdress(self, block, offset, address):
         block[offset : offset + SIZE] = replaced(

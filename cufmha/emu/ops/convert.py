@@ -308,4 +308,3 @@ def convert_pack(inst: nodes.Instruction, ctx: Context) -> LaneFn:
 
     third = ("b32",) if len(inst.operands) == 4 else ()
     return LaneFn(fn, ("b32",), ("s32", "s32", *third))
-

@@ -156,9 +156,7 @@ def _mixed(inst: nodes.Instruction, ctx: Context, m: Modifiers, plain: Fn) -> La
     form = _small(m.kinds[1])
     fn = plain if m.mode == "rn" else single.rounded(inst.opcode, m.mode)
     fn = flushed(fn, ftz=False, sat=m.sat)
-    return LaneFn(
-        lambda a, c: fn(formats.decode(a, form).astype(F32), c), ("f32",), ("b16", "f32")
-    )
+    return LaneFn(lambda a, c: fn(formats.decode(a, form).astype(F32), c), ("f32",), ("b16", "f32"))
 
 
 @operation("fma", kind="lane", isa="9.7.3.6")
@@ -219,6 +217,7 @@ def division(inst: nodes.Instruction, ctx: Context) -> LaneFn:
         return LaneFn(double.binary("div", m.mode), ("f64",), ("f64", "f64"))
     if m.kind != "f32":
         ctx.fail(IllegalInstruction, f"type .{m.kind}")
+
     def plain(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         return single.canonical(a / b)
 

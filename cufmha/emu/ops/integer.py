@@ -80,9 +80,7 @@ def add(inst: nodes.Instruction, ctx: Context) -> LaneFn:
     if words:
         if kind != "s32":
             ctx.fail(IllegalInstruction, ".sat is for .s32 alone")
-        return LaneFn(
-            lambda a, b: saturated(plain(a.astype(np.int64), b)), (kind,), (kind, kind)
-        )
+        return LaneFn(lambda a, b: saturated(plain(a.astype(np.int64), b)), (kind,), (kind, kind))
     return LaneFn(plain, (kind,), (kind, kind))
 
 
