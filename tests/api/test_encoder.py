@@ -160,7 +160,7 @@ def test_embeddings_are_those_of_each_sentence_computed_by_itself(device, wheel)
     model = script().Model.read(wheel)
     expected = np.stack([by_itself(tokens) for tokens in model.tokens(SENTENCES)])
     got = encoded(model, device, SENTENCES)
-    assert (got * expected).sum(1).min() >= 0.999
+    assert (got * expected).sum(1).min() >= 0.9999  # 0.999 would pass a scale of 0.2 for 0.177
     assert np.abs(np.linalg.norm(got, axis=1) - 1).max() < 1e-5
     others = (expected @ expected.T)[~np.eye(len(SENTENCES), dtype=bool)]
     assert others.max() < 0.99  # else the cosines above would say little
