@@ -30,6 +30,10 @@ class DriverError(CufmhaError, RuntimeError):
     """The CUDA driver is missing, too old, or refused a call."""
 
 
+class OutOfMemoryError(DriverError, MemoryError):
+    """The card has not as much memory left as was asked for."""
+
+
 class AssemblyError(CufmhaError, RuntimeError):
     """ptxas, nvJitLink or the driver's own compiler refused a kernel."""
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from .. import cache as disk
-from ..errors import AssemblyError, DriverError, PlanError, UnsupportedError
+from ..errors import AssemblyError, DriverError, OutOfMemoryError, PlanError, UnsupportedError
 from ..kernels import build
 from ..kernels.catalog import KernelVariant
 from ..kernels.params import Parameters, parameters
@@ -21,6 +21,7 @@ from .base import Region
 OLDEST_DRIVER = 12080
 _LOG_BYTES = 1 << 16
 _MAP_BYTES = 128
+_OUT_OF_MEMORY = 2
 _CHIPS = {(9, 0): "sm_90a", (10, 0): "sm_100a", (10, 3): "sm_103a"}
 _INSTEAD = (
     'without a card, use the emulator: cufmha.use_device("emulator") or CUFMHA_DEVICE=emulator'
@@ -83,10 +84,11 @@ def _described(bindings: Any, status: Any) -> str:
 
 
 def check(call: str, result: tuple[Any, ...]) -> Any:
-    """A driver call's results, or DriverError naming the call."""
+    """A driver call's results, or DriverError (OutOfMemoryError) naming the call."""
     status = result[0]
     if int(status):
-        raise DriverError(f"{call}: {_described(driver(), status)}")
+        kind = OutOfMemoryError if int(status) == _OUT_OF_MEMORY else DriverError
+        raise kind(f"{call}: {_described(driver(), status)}")
     return None if len(result) == 1 else result[1] if len(result) == 2 else result[1:]
 
 
@@ -291,18 +293,18 @@ class CardWorkspace:
 
     def __init__(self, card: Card, size: int) -> None:
         self._card = card
-        with card.current(), _allowed_while_capturing():
+        with card.current(), allowed_while_capturing():
             self.address = int(check("cuMemAlloc", driver().cuMemAlloc(max(size, 1))))
 
     def __del__(self) -> None:
         address = getattr(self, "address", 0)
         if address and _driver is not None:
-            with self._card.current(), _allowed_while_capturing():
+            with self._card.current(), allowed_while_capturing():
                 _driver.cuMemFree(address)
 
 
 @contextmanager
-def _allowed_while_capturing() -> Iterator[None]:
+def allowed_while_capturing() -> Iterator[None]:
     """Within the block, this thread may make calls that a capture in global mode forbids."""
     bindings = driver()
     relaxed = bindings.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
