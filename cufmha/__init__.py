@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from .functional import attention_varlen as attention_varlen
     from .kernels.catalog import KernelVariant as KernelVariant
     from .kernels.catalog import variants as list_kernels  # noqa: F401
+    from .memory import PaddedArray as PaddedArray
+    from .memory import empty as empty
     from .packed import PackedShape as PackedShape
     from .planning import BoundLaunch as BoundLaunch
     from .planning import Plan as Plan
@@ -34,6 +36,7 @@ _PUBLIC = {
     "DType": ("array.dtype", "DType"),
     "KernelVariant": ("kernels.catalog", "KernelVariant"),
     "Mask": ("spec", "Mask"),
+    "PaddedArray": ("memory", "PaddedArray"),
     "PackedShape": ("packed", "PackedShape"),
     "Plan": ("planning", "Plan"),
     "ProblemShape": ("spec", "ProblemShape"),
@@ -42,6 +45,7 @@ _PUBLIC = {
     "VarlenPlan": ("varlen", "VarlenPlan"),
     "attention": ("functional", "attention"),
     "attention_varlen": ("functional", "attention_varlen"),
+    "empty": ("memory", "empty"),
     "is_supported": ("select", "is_supported"),
     "list_kernels": ("kernels.catalog", "variants"),
     "plan": ("planning", "plan"),
@@ -52,6 +56,8 @@ __all__ = ["__version__", *_PUBLIC]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "memory":
+        return import_module(".memory", __name__)
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, attribute = _PUBLIC[name]
@@ -61,4 +67,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_PUBLIC})
+    return sorted({*globals(), *_PUBLIC, "memory"})

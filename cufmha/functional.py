@@ -144,6 +144,8 @@ def _stream(q: Array, stream: Stream | None) -> int:
     ordinal = q.get_device() if framework == "torch" else 0
     if framework == "cupy":
         ordinal = q.data.device_id
+    if framework == "cufmha":
+        ordinal = q.device[1] if q.device[0] == "cuda" else -1
     return resolve_stream(stream, framework if ordinal >= 0 else "", ordinal)
 
 

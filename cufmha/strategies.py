@@ -147,6 +147,11 @@ def _guarded(tensor: Tensor) -> bool:
     return tensor.longest >= tensor.box_rows and tensor.guard >= tensor.longest * tensor.row_bytes
 
 
+def guard_in_use(strategy: Strategy, tensor: Tensor) -> int:
+    """Bytes in front of the array that the strategy's maps begin with."""
+    return tensor.longest * tensor.row_bytes if strategy == "offset" and _guarded(tensor) else 0
+
+
 def _offset(tensor: Tensor) -> TensorMap:
     """(head_dim, mask, heads, offset): example 77's, or within exactly the array."""
     width, heads, row = tensor.view.shape[2], tensor.view.shape[1], tensor.row_bytes

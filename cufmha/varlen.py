@@ -11,16 +11,17 @@ from __future__ import annotations
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 from .array.alloc import allocate
 from .array.dtype import DType
 from .array.view import TensorView, as_view, framework_of
-from .device.base import Region
+from .device.base import Region, outside
 from .errors import ArgumentError, PlanError, UnsupportedError
 from .kernels.catalog import SORTED_SEQUENCES, KernelVariant, schedule_variant
+from .memory.registry import guard_bytes
 from .operands import (
     LARGEST_GRID,
     LOG2_E,
@@ -47,10 +48,19 @@ from .spec import (
     check_operands,
     check_result,
 )
-from .strategies import MAP_SLOT_BYTES, Tensor, Values, check_limits, scalars, tensor_maps
+from .strategies import (
+    MAP_SLOT_BYTES,
+    Tensor,
+    Values,
+    check_limits,
+    guard_in_use,
+    scalars,
+    tensor_maps,
+)
 
 if TYPE_CHECKING:
     from .device.base import Device, Launch, Memory
+    from .spec import Strategy
 
 _LAUNCHES_KEPT = 64
 _WORKSPACES_KEPT = 16
@@ -344,6 +354,8 @@ class VarlenPlan:
             stream,
             *((view.pointer, tuple(view.shape), tuple(view.strides), view.dtype)
               if view is not None else None for view in (*inputs, *results)),
+            # The same address may have lost its guard since.
+            *(self._guard(view.pointer) for view in (*inputs[:3], results.out)),
         )  # fmt: skip
         with self._lock:
             launch = self._launches.get(key)
@@ -410,7 +422,8 @@ class VarlenPlan:
             "scale_log2": self.spec.scale * LOG2_E,
             "causal_offset": _BOTTOM_RIGHT if self.spec.mask is Mask.CAUSAL else _TOP_LEFT,
         }
-        for tensor in self._tensors(inputs, results):
+        tensors = self._tensors(inputs, results)
+        for tensor in tensors:
             values.update(scalars(self.strategy, tensor))
             for name, spec, address in tensor_maps(self.strategy, tensor):
                 values[name] = self.device.encode(spec, address)
@@ -418,6 +431,7 @@ class VarlenPlan:
             *_regions(inputs, results),
             Region(base, self.workspace_bytes, True, "workspace"),
         ]
+        regions += _guards(self.strategy, tensors, regions)
         grid = min(self.grid, self._most_items(inputs.batch, q.shape[0]))
         schedule, attention = (
             kernel.prepare(
@@ -436,18 +450,23 @@ class VarlenPlan:
     def _tensors(self, inputs: VarlenInputs, results: VarlenResults) -> list[Tensor]:
         variant, shape = self.variant, self.shape
         q, k, v, *_ = inputs
-        longest_q = shape.total_q if shape.max_seqlen_q is None else shape.max_seqlen_q
-        longest_k = shape.total_k if shape.max_seqlen_k is None else shape.max_seqlen_k
+        longest_q = q.shape[0] if shape.max_seqlen_q is None else shape.max_seqlen_q
+        longest_k = k.shape[0] if shape.max_seqlen_k is None else shape.max_seqlen_k
         return [
             # An array without elements has no address; no kernel touches its maps' memory.
-            Tensor(name, view, view.pointer if view.shape[0] else q.pointer, rows, longest, 0)
+            Tensor(name, view, at, rows, longest, self._guard(at))
             for name, view, rows, longest in (
                 ("q", q, variant.box_rows_q, longest_q),
                 ("k", k, variant.box_rows_kv, longest_k),
                 ("v", v, variant.box_rows_kv, longest_k),
                 ("o", results.out, variant.box_rows_o, longest_q),
             )
+            for at in (view.pointer if view.shape[0] else q.pointer,)
         ]
+
+    def _guard(self, address: int) -> int:
+        """Readable bytes in front of an address, for the strategy that has a use for them."""
+        return guard_bytes(address) if self.strategy == "offset" else 0
 
     # ---- telling
 
@@ -574,3 +593,12 @@ def _regions(inputs: VarlenInputs, results: VarlenResults) -> list[Region]:
         for name, view, written in named
         if view is not None and view.device == inputs.q.device
     ]
+
+
+def _guards(strategy: Strategy, tensors: list[Tensor], regions: list[Region]) -> Iterator[Region]:
+    """What the tensor maps reach in front of the arrays, for reading, where nothing else lies."""
+    for tensor in tensors:
+        size = guard_in_use(strategy, tensor)
+        if size:
+            guard = Region(tensor.address - size, size, False, f"guard of {tensor.name}")
+            yield from outside(guard, regions)

@@ -36,6 +36,12 @@ def allocate(
         with cupy.cuda.Device(like.device[1]):
             array = cupy.empty(shape, dtype.numpy)
         return _given(array, array.data.ptr, shape, dtype, like)
+    if like.framework == "cufmha":
+        from ..memory.array import padded
+
+        rows = like.owner.guard_rows if dtype is like.dtype else 0
+        own = padded(shape, dtype, rows, like.device)
+        return _given(own, own.pointer, shape, dtype, like)
     if like.framework == "jax":
         return _jax(like, shape, dtype, device, stream)
     if like.device[0] == "cpu":

@@ -28,7 +28,7 @@ def resolve_stream(stream: Any, framework: str, device: int) -> int:
             # A build without CUDA has no such function, and no stream.
             getter = getattr(sys.modules["torch"]._C, "_cuda_getCurrentRawStream", None)
             return int(getter(device)) if getter else 0
-        if framework == "cupy":
+        if framework in ("cupy", "cufmha"):  # a PaddedArray is memory of CuPy's pool
             return int(sys.modules["cupy"].cuda.get_current_stream(device).ptr)
         return 0
     return stream_handle(stream)

@@ -40,7 +40,7 @@ def as_view(array: Any, name: str, *, stream: int = 0) -> TensorView:
     Parameters
     ----------
     array : Any
-        A torch, NumPy, CuPy or JAX array, or anything with `__dlpack__` or
+        A torch, NumPy, CuPy or JAX array, a PaddedArray, or anything with `__dlpack__` or
         `__cuda_array_interface__`.
     name : str
         The argument's name, for errors.
@@ -80,6 +80,8 @@ def _reader(kind: type, name: str) -> Reader:
             if package in ("jax", "jaxlib") and not hasattr(kind, "__dlpack__"):
                 break
             if package == "cupy" and not hasattr(kind, "__cuda_array_interface__"):
+                break
+            if package == "cufmha" and not hasattr(kind, "guard_bytes"):
                 break
             return found
     if hasattr(kind, "__dlpack__"):
@@ -169,6 +171,15 @@ def _read_jax(name: str, array: Any, stream: int) -> TensorView:
     return view._replace(framework="jax", readonly=True)
 
 
+# ---- our own
+
+
+def _read_padded(name: str, array: Any, stream: int) -> TensorView:
+    return TensorView(
+        array.pointer, array.shape, array.strides, array.dtype, array.device, "cufmha", False, array
+    )
+
+
 # ---- any other producer
 
 
@@ -217,12 +228,14 @@ _BY_PACKAGE: dict[str, Reader] = {
     "cupy": _read_cupy,
     "jax": _read_jax,
     "jaxlib": _read_jax,
+    "cufmha": _read_padded,
 }
 _FRAMEWORKS: dict[Reader, str] = {
     _read_torch: "torch",
     _read_numpy: "numpy",
     _read_cupy: "cupy",
     _read_jax: "jax",
+    _read_padded: "cufmha",
     _read_dlpack: "dlpack",
     _read_cuda_array: "dlpack",
 }

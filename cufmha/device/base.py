@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ..kernels.catalog import KernelVariant
@@ -20,6 +20,20 @@ class Region:
     size: int
     writable: bool
     name: str
+
+
+def outside(region: Region, others: Sequence[Region]) -> list[Region]:
+    """The parts of a region that none of the others covers."""
+    parts, start, end = [], region.address, region.address + region.size
+    for other in sorted(others, key=lambda r: r.address):
+        if other.address + other.size <= start or other.address >= end:
+            continue
+        if other.address > start:
+            parts.append(replace(region, address=start, size=other.address - start))
+        start = other.address + other.size
+    if start < end:
+        parts.append(replace(region, address=start, size=end - start))
+    return parts
 
 
 class Memory(Protocol):

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from .array import PaddedArray, empty
-from .pool import guarded, pool
+from .cupy_pool import guarded, pool
 from .registry import guard_bytes
 
 __all__ = ["PaddedArray", "empty", "guard_bytes", "guarded", "pool"]

@@ -18,7 +18,7 @@ from .registry import Span, forget, guard_bytes, remember
 if TYPE_CHECKING:
     import numpy as np
 
-# What NumPy's and CuPy's arrays begin at, whichever is more; JAX takes host memory at 64.
+# As in CuPy's pool; JAX takes memory of the CPU from 64 bytes on.
 _ALIGNMENT = 512
 _TYPESTR = {DType.F16: "<f2", DType.F32: "<f4"}
 
@@ -62,19 +62,29 @@ def empty(
     kind = _dtype(dtype)
     if rows and not sizes:
         raise ArgumentError(f"guard_rows: an array without axes has no rows, got {rows}")
-    size = math.prod(sizes) * kind.itemsize
-    guard = rows * math.prod(sizes[1:]) * kind.itemsize
     home = current_device(device)
-    if home.kind != "cuda":
-        if device is not None and device != home.ordinal:
-            raise ArgumentError(f"device: an emulated chip has the number 0, got {device}")
-        address, memory = _on_host(size, guard)
-        return PaddedArray(address, sizes, kind, ("cpu", 0), memory)
-    from .pool import _cupy, pool
+    if home.kind == "cuda":
+        return padded(sizes, kind, rows, ("cuda", home.ordinal))
+    if device is not None and device != home.ordinal:
+        raise ArgumentError(f"device: an emulated chip has the number 0, got {device}")
+    return padded(sizes, kind, rows, ("cpu", 0))
 
-    with _cupy().cuda.Device(home.ordinal):
-        pointer = pool(guard).malloc(max(size, 1))
-    return PaddedArray(pointer.ptr, sizes, kind, ("cuda", home.ordinal), pointer)
+
+def padded(
+    shape: tuple[int, ...], dtype: DType, guard_rows: int, device: tuple[str, int]
+) -> PaddedArray:
+    """`empty` on a device given as `TensorView.device`."""
+    size = max(math.prod(shape) * dtype.itemsize, 1)
+    guard = guard_rows * math.prod(shape[1:]) * dtype.itemsize
+    place, number = device
+    if place == "cpu":
+        address, memory = _on_host(size, guard)
+        return PaddedArray(address, shape, dtype, device, guard_rows, memory)
+    from .cupy_pool import cupy_module, pool
+
+    with cupy_module().cuda.Device(number):
+        pointer = pool(guard).malloc(size)
+    return PaddedArray(pointer.ptr, shape, dtype, device, guard_rows, pointer)
 
 
 class PaddedArray:
@@ -91,6 +101,8 @@ class PaddedArray:
     dtype : DType
     device : (str, int)
         ("cuda", number) or ("cpu", 0).
+    guard_rows : int
+        As asked for; `guard_bytes` says how much more there may be.
     """
 
     def __init__(
@@ -99,9 +111,11 @@ class PaddedArray:
         shape: tuple[int, ...],
         dtype: DType,
         device: tuple[str, int],
-        memory: object,
+        guard_rows: int,
+        memory: Any,
     ) -> None:
         self.pointer, self.shape, self.dtype, self.device = pointer, shape, dtype, device
+        self.guard_rows = guard_rows
         self._memory = memory
 
     @property
@@ -117,12 +131,6 @@ class PaddedArray:
     def guard_bytes(self) -> int:
         """Readable bytes in front of the array."""
         return guard_bytes(self.pointer)
-
-    @property
-    def guard_rows(self) -> int:
-        """Whole readable rows in front of the array; at least what was asked for."""
-        row = math.prod(self.shape[1:]) * self.dtype.itemsize if self.shape else 0
-        return self.guard_bytes // row if row else 0
 
     # ---- to other libraries
 
@@ -163,19 +171,13 @@ class PaddedArray:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         """A NumPy view of an array in CPU memory, of ml_dtypes' bfloat16 too."""
-        import ctypes
-
         import numpy as np
 
         if self.device[0] != "cpu":
             raise TypeError(f"the array is in the memory of card {self.device[1]}, not the CPU's")
-        buffer = (ctypes.c_uint8 * self.nbytes).from_address(self.pointer)
-        # NumPy keeps the buffer alive, and the buffer the memory.
-        buffer.cufmha_memory = self._memory  # type: ignore[attr-defined]
-        array: np.ndarray[Any, Any] = (
-            np.frombuffer(buffer, np.uint8).view(self.dtype.numpy).reshape(self.shape)
-        )
-        return np.array(array, dtype=dtype, copy=copy)
+        start = self.pointer - self._memory.__array_interface__["data"][0]
+        raw = self._memory[start : start + self.nbytes]
+        return np.array(raw.view(self.dtype.numpy).reshape(self.shape), dtype=dtype, copy=copy)
 
     def _interface(self, place: str, name: str) -> dict[str, Any]:
         if self.device[0] != place or self.dtype not in _TYPESTR:
@@ -196,7 +198,9 @@ class PaddedArray:
         return resolve_stream(None, "cupy", self.device[1])
 
     def _wait(self, consumer: int) -> None:
-        current_device(self.device[1]).order_after(consumer, self._stream)
+        from ..device.cuda import device
+
+        device(self.device[1]).order_after(consumer, self._stream)
 
     def __repr__(self) -> str:
         place, number = self.device
@@ -207,14 +211,14 @@ class PaddedArray:
         )
 
 
-def _on_host(size: int, guard: int) -> tuple[int, object]:
+def _on_host(size: int, guard: int) -> tuple[int, np.ndarray[Any, Any]]:
     """CPU memory with padding in front, known for as long as anything looks into it."""
     import numpy as np
 
-    raw = np.empty(guard + _ALIGNMENT + max(size, 1), np.uint8)
+    raw = np.empty(guard + _ALIGNMENT + size, np.uint8)
     front = raw.ctypes.data
     start = -(-(front + guard) // _ALIGNMENT) * _ALIGNMENT
-    remember(Span(start, start + max(size, 1), front))
+    remember(Span(start, start + size, front))
     weakref.finalize(raw, forget, start).atexit = False
     return start, raw
 
@@ -239,6 +243,6 @@ def _dtype(dtype: Any) -> DType:
     text = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
     text = text.removeprefix("torch.")
     for kind in DType:
-        if text in (kind.value, kind.long_name):
+        if text in (kind.value, kind.long_name) and getattr(dtype, "isnative", True):
             return kind
     raise DTypeError(f"dtype: must be one of {', '.join(BY_NAME)}, got {dtype!r}")

@@ -7,6 +7,7 @@ import operator
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 from ..errors import ArgumentError, DTypeError, OutOfMemoryError, UnsupportedError
@@ -43,7 +44,7 @@ def guarded(guard: int) -> Iterator[Any]:
         If CuPy is not installed.
     """
     found = pool(guard)
-    with _cupy().cuda.using_allocator(found.malloc):
+    with cupy_module().cuda.using_allocator(found.malloc):
         yield found
 
 
@@ -63,7 +64,7 @@ def pool(guard: int) -> Any:
     if not 0 <= number <= _MOST:
         raise ArgumentError(f"guard: must be 0 to 2^44 bytes, got {number}")
     size = 1 << (number - 1).bit_length() if number else 0
-    cupy = _cupy()
+    cupy = cupy_module()
     with _lock:
         if size not in _pools:
             _pools[size] = cupy.cuda.MemoryPool(lambda wanted: _allocate(wanted, size))
@@ -72,7 +73,7 @@ def pool(guard: int) -> Any:
 
 def _allocate(size: int, guard: int) -> Any:
     """What CuPy's pool calls for memory that it has not."""
-    cuda = _cupy().cuda
+    cuda = cupy_module().cuda
     ordinal = cuda.Device().id
     try:
         block = _space(ordinal).allocate(size, guard)
@@ -93,12 +94,12 @@ def _space(ordinal: int) -> Space:
         return _spaces[ordinal]
 
 
-def _cupy() -> Any:
+def cupy_module() -> Any:
+    """CuPy, or UnsupportedError."""
     try:
-        import cupy
+        return import_module("cupy")
     except ImportError:
         raise UnsupportedError(
             "guarded memory on a card comes from CuPy's memory pool, and CuPy is not installed: "
             "pip install 'cufmha[cu13]' (or [cu12])"
         ) from None
-    return cupy
