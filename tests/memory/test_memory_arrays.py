@@ -187,7 +187,7 @@ def plan_of(q, k, v, strategy):
     return cufmha.plan(spec, shape)
 
 
-def encoded(monkeypatch, plan, arrays, offsets):
+def encoded(monkeypatch, plan, arrays, offsets, offsets_k=None):
     """(address, dims) of each 4-dimensional map that the plan encodes, and the regions it gives."""
     maps, regions = [], []
     device, kernel = plan.device, plan._kernel
@@ -204,7 +204,7 @@ def encoded(monkeypatch, plan, arrays, offsets):
     monkeypatch.setattr(type(device), "encode", spying)
     monkeypatch.setattr(type(kernel), "prepare", preparing)
     q, k, v, out = arrays
-    plan.run(q, k, v, offsets, offsets, out=out)
+    plan.run(q, k, v, offsets, offsets if offsets_k is None else offsets_k, out=out)
     monkeypatch.undo()
     return [found for found in maps if len(found[1]) == 4], regions[-1]
 
@@ -271,14 +271,16 @@ def test_only_offset_looks_for_a_guard(monkeypatch):
 
 
 def test_guards_make_nothing_writable_that_is_only_read(monkeypatch):
-    """The result lies within the guards of k and v, and q within its own."""
+    """Few queries: the guard of k reaches over the result, which is written, and over q."""
     total = sum(LENGTHS)
-    whole = np.asarray(cufmha.empty((4 * total, HEADS, DIM), "bf16", guard_rows=LONGEST))
+    few = np.array([0, 5, 6, 6, 26], np.int32)
+    whole = np.asarray(cufmha.empty((52 + 2 * total, HEADS, DIM), "bf16", guard_rows=LONGEST))
     whole[:] = 0
-    q, out, k, v = (whole[n * total : (n + 1) * total] for n in range(4))
+    q, out, k, v = np.split(whole, (26, 52, 52 + total))
     offsets = np.cumsum([0, *LENGTHS], dtype=np.int32)
-    maps, regions = encoded(monkeypatch, plan_of(q, k, v, "offset"), (q, k, v, out), offsets)
-    assert all(dims[1] == LONGEST for _, dims in maps)
+    plan = plan_of(q, k, v, "offset")
+    maps, regions = encoded(monkeypatch, plan, (q, k, v, out), few, offsets)
+    assert k.ctypes.data - LONGEST * ROW in [address for address, _ in maps]
     writable = [r for r in merged(regions) if r.writable and "workspace" not in r.name]
     assert [(r.address, r.size) for r in writable] == [(out.ctypes.data, out.nbytes)]
 
