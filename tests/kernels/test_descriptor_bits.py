@@ -70,9 +70,13 @@ def test_the_fields_give_the_words_that_are_known_to_be_right():
 
 @pytest.mark.parametrize("variant", [*HOPPER, *BLACKWELL], ids=str)
 def test_a_text_holds_one_descriptor_for_q_and_k_and_one_for_v(variant):
-    found = re.findall(
-        r"add\.u64 %(q_rows|k_tiles|v_tiles), %\w+, 0x([0-9A-Fa-f]{16});", render(variant).text
-    )
+    text = render(variant).text
+    pattern = r"add\.u64 %(q_rows|k_tiles|v_tiles), %\w+, 0x([0-9A-Fa-f]{16});"
+    found = re.findall(pattern, text)
+    # v's may come in two words, with the distance of its tiles from the front in the lower one
+    lower = numbers(text, r"add\.u32 %v_tiles, %\w+, 0x([0-9A-Fa-f]{8});")
+    upper = numbers(text, r"mov\.b64 %v_tile, \{%\w+, 0x([0-9A-Fa-f]{8})\};")
+    found += [("v", f"{u << 32 | w & 0xFFFF0000:x}") for u in upper for w in lower]
     slab = variant.tile_k * 128  # from 64 columns of v to the next
     words = {"q": matrix(variant.arch), "k": matrix(variant.arch)}
     words["v"] = matrix(variant.arch, leading=slab)
@@ -83,7 +87,8 @@ def test_a_text_holds_one_descriptor_for_q_and_k_and_one_for_v(variant):
 @pytest.mark.parametrize("variant", BLACKWELL, ids=str)
 def test_the_instruction_descriptors_name_types_shape_and_the_major_of_v(variant):
     text = render(variant).text
-    scores = instruction(variant.dtype, m=128, n=64)
+    # as wide as the scores that no probabilities of the tile before lie over
+    scores = instruction(variant.dtype, m=128, n=128 if variant.head_dim_v == 64 else 64)
     outputs = instruction(variant.dtype, m=128, n=variant.head_dim_v, mn_major_b=True)
     assert numbers(text, r"mov\.b32 %shape_s, 0x([0-9A-Fa-f]+);") == {scores}
     assert numbers(text, r"mov\.b32 %shape_o, 0x([0-9A-Fa-f]+);") == {outputs}
