@@ -21,7 +21,7 @@ import numpy as np
 
 from cufmha.emu import Module
 from cufmha.emu.profile import Profile, Role
-from cufmha.isa.nodes import Instruction, Vector
+from cufmha.isa.nodes import Address, Instruction, Vector
 from cufmha.kernels.catalog import KernelVariant, variants
 from cufmha.kernels.render import render
 from cufmha.tma import TensorMapSpec
@@ -89,6 +89,12 @@ def tensor_memory_bytes(inst: Instruction) -> int:
     return 128 * (len(vector.items) if vector else 1)
 
 
+def is_product_of_shared(inst: Instruction) -> bool:
+    """A tcgen05.mma whose A is in shared memory."""
+    named = inst.opcode == "tcgen05" and inst.modifiers[0] == "mma"
+    return named and not isinstance(inst.operands[1], Address)
+
+
 def profile(variant: KernelVariant, arch: str, keys: int) -> Profile:
     """One item: a Q tile against `keys` keys, no mask bites."""
     module = Module(render(variant).text, arch=arch, hazards=False)
@@ -134,6 +140,8 @@ def per_tile(variant: KernelVariant, arch: str) -> list[tuple[str, Counter[str]]
             if inst is not None and difference:
                 counts[column_of(inst)] += difference  # type: ignore[assignment]
                 counts["tmem bytes"] += tensor_memory_bytes(inst) * difference  # type: ignore[assignment]
+                if is_product_of_shared(inst):
+                    counts["a in shared memory"] += difference  # type: ignore[assignment]
         if sum(counts.values()) > 0:
             found.append((label(arch, role), counts))
     return found
@@ -157,11 +165,19 @@ def cycles(
     for _, counts in roles:
         total.update(counts)
     issued = sum(total[c] for c in COLUMNS if c != "move")
-    rows = 64 if arch == "sm_90a" else 128
-    reads = 128 // rows * (2 * (rows * d + 128 * d) + 2 * 128 * dv)
     writes = 2 * 128 * (d + dv) * 128 / variant.tile_q
+    math = 2 * 128 * 128 * (d + dv) / rates.flops
+    if arch == "sm_90a":
+        reads, waits = 2 * (2 * (64 * d + 128 * d) + 2 * 128 * dv), 0.0
+    else:
+        # 16 columns of A (128 rows) for each product, all of K and of V for their products together
+        of_scores = total["a in shared memory"]
+        reads = 128 * 32 * of_scores + 2 * 128 * (d + dv)
+        waits = max(0.0, (128 * 32 * of_scores + 2 * 128 * d) / rates.shared_bytes
+                    - 2 * 128 * 128 * d / rates.flops)  # fmt: skip
     return {
-        "tensor cores": 2 * 128 * 128 * (d + dv) / rates.flops,
+        "tensor cores": math,
+        "tensor cores, waiting for operands too": math + waits,
         "special functions": 32 * total["special"] / rates.special,
         "float": 32 * (total["float"] + 2 * total["float x2"]) / rates.fma,
         "integer, compare, select": 32 * total["alu"] / rates.alu,
@@ -203,7 +219,7 @@ def main() -> None:
         report(arch, variant)
         for arch, target in CHIPS.items()
         for variant in variants(target)
-        if variant.dtype == "bf16" and not variant.causal
+        if variant.dtype == "bf16" and not variant.causal and not variant.strategy
     )
     print(tables)
     if options.write:

@@ -70,9 +70,13 @@ def test_the_fields_give_the_words_that_are_known_to_be_right():
 
 @pytest.mark.parametrize("variant", [*HOPPER, *BLACKWELL], ids=str)
 def test_a_text_holds_one_descriptor_for_q_and_k_and_one_for_v(variant):
-    found = re.findall(
-        r"add\.u64 %(q_rows|k_tiles|v_tiles), %\w+, 0x([0-9A-Fa-f]{16});", render(variant).text
-    )
+    text = render(variant).text
+    pattern = r"add\.u64 %(q_rows|k_tiles|v_tiles), %\w+, 0x([0-9A-Fa-f]{16});"
+    found = re.findall(pattern, text)
+    # v's may come in two words, with the distance of its tiles from the front in the lower one
+    lower = numbers(text, r"add\.u32 %v_tiles, %\w+, 0x([0-9A-Fa-f]{8});")
+    upper = numbers(text, r"mov\.b64 %v_tile, \{%\w+, 0x([0-9A-Fa-f]{8})\};")
+    found += [("v", f"{u << 32 | w & 0xFFFF0000:x}") for u in upper for w in lower]
     slab = variant.tile_k * 128  # from 64 columns of v to the next
     words = {"q": matrix(variant.arch), "k": matrix(variant.arch)}
     words["v"] = matrix(variant.arch, leading=slab)
@@ -83,7 +87,7 @@ def test_a_text_holds_one_descriptor_for_q_and_k_and_one_for_v(variant):
 @pytest.mark.parametrize("variant", BLACKWELL, ids=str)
 def test_the_instruction_descriptors_name_types_shape_and_the_major_of_v(variant):
     text = render(variant).text
-    scores = instruction(variant.dtype, m=128, n=64)
+    scores = instruction(variant.dtype, m=128, n=keys_a_product(variant))
     outputs = instruction(variant.dtype, m=128, n=variant.head_dim_v, mn_major_b=True)
     assert numbers(text, r"mov\.b32 %shape_s, 0x([0-9A-Fa-f]+);") == {scores}
     assert numbers(text, r"mov\.b32 %shape_o, 0x([0-9A-Fa-f]+);") == {outputs}
@@ -165,6 +169,11 @@ def chains(products: list[Recorded], length: int, *, scores: bool) -> list[list[
     return [kind[at : at + length] for at in range(0, len(kind), length)]
 
 
+def keys_a_product(variant: catalog.KernelVariant) -> int:
+    """As many as have columns for their scores that no probabilities of the tile before lie over."""
+    return variant.tile_k if variant.arch == "sm_90a" or variant.head_dim_v == 64 else 64
+
+
 def start(bits: int) -> int:
     return (bits & 0x3FFF) * 16
 
@@ -193,7 +202,7 @@ def check_scores(variant: catalog.KernelVariant, chain: list[Recorded]) -> None:
     wide = variant.arch == "sm_90a"
     for name, box, count in (
         ("a", variant.box_rows_q, 64 if wide else 128),
-        ("b", variant.box_rows_kv, variant.tile_k if wide else 64),
+        ("b", variant.box_rows_kv, keys_a_product(variant)),
     ):
         words = [getattr(product, name) for product in chain]
         assert start(words[0]) % GROUP == 0
@@ -243,6 +252,6 @@ def test_products_of_a_run_read_q_k_and_v_where_tma_has_put_them(device, head_di
         seen = {(p.a is not None, p.instruction) for issued in products.values() for p in issued}
         n = variant.head_dim_v
         assert seen == {
-            (True, instruction("bf16", m=128, n=64)),
+            (True, instruction("bf16", m=128, n=keys_a_product(variant))),
             (False, instruction("bf16", m=128, n=n, mn_major_b=True)),
         }
