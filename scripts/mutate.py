@@ -100,7 +100,6 @@ SCHEDULE_CASES = (Packed(((9, 5), *[(0, 0)] * 20, (3, 300), *[(0, 7)] * 18, (20,
 """More sequences than a warp has lanes."""
 SCHEDULE = "varlen_schedule"
 PACKED_KERNELS = (SCHEDULE, "split", "offset", "ragged", "replace", "mask")
-PACKED_ARCHS = ("sm_90a", "sm_100a")
 
 
 def mutations(module: Any, families: tuple[str, ...] = FAMILIES) -> list[Mutation]:
