@@ -9,6 +9,7 @@ import pytest
 import cufmha
 from cufmha import testing
 from cufmha.errors import ArgumentError, DTypeError
+from cufmha.kernels.catalog import STRATEGIES
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -130,6 +131,32 @@ def test_a_bound_launch_can_be_captured_in_a_graph():
         graph.replay()
         torch.cuda.synchronize()
         assert torch.equal(out, expected)
+
+
+@pytest.mark.card
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_graph_of_packed_sequences_follows_offsets_that_change_between_replays(strategy):
+    with cufmha.use_device("cuda"):
+        q, k, v = (torch.randn(700, 4, 128, dtype=torch.bfloat16, device="cuda") for _ in "qkv")
+        cu = torch.tensor([0, 300, 430, 700], dtype=torch.int32, device="cuda")
+        out = torch.empty_like(q)
+        spec = cufmha.AttentionSpec(
+            num_heads_q=4, num_heads_kv=4, head_dim=128, layout="thd", strategy=strategy
+        )
+        shape = cufmha.PackedShape(batch=3, total_q=700, total_k=700)
+        bound = cufmha.plan(spec, shape).bind(q, k, v, cu, cu, out)
+        bound()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            bound()
+        for ends in ([300, 430, 700], [0, 1, 700], [256, 512, 700], [700, 700, 700]):
+            cu[1:] = torch.tensor(ends, dtype=torch.int32)
+            out.zero_()
+            graph.replay()
+            torch.cuda.synchronize()
+            fresh = cufmha.attention_varlen(q, k, v, cu.clone(), cu.clone(), strategy=strategy)
+            assert torch.equal(out, fresh), ends
 
 
 @pytest.mark.card
