@@ -257,11 +257,31 @@ def device_times(arguments: argparse.Namespace) -> None:
         contenders = {name: make(case) for name, make in makers.items()}
         seconds = interleaved(contenders, rounds=arguments.rounds, burst=arguments.burst)
         rates = {name: t and round(case.flops / t / 1e12, 1) for name, t in seconds.items()}
-        report["lines"].append({"case": str(case), "seconds": seconds, "tflops": rates})
+        line = {"case": str(case), "seconds": seconds, "tflops": rates}
+        report["lines"].append(line | {"mhz": settled_mhz(contenders["cufmha"])})
         print(f"{case!s:20}", *(f"{name} {rate}" for name, rate in rates.items()), flush=True)
         save(arguments.out, report)
         del contenders
         torch.cuda.empty_cache()
+
+
+def settled_mhz(launch: Callable[[], object], seconds: float = 0.6) -> float | None:
+    """The processors' clock that the card settles at under a kernel; None if it is not told."""
+    import torch
+
+    query = ["nvidia-smi", "--query-gpu=clocks.sm", "--format=csv,noheader,nounits", "-lms", "20"]
+    try:
+        reader = subprocess.Popen(query, stdout=subprocess.PIPE, text=True)
+    except OSError:
+        return None
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        for _ in range(20):
+            launch()
+        torch.cuda.synchronize()
+    reader.terminate()
+    told = [float(line) for line in reader.communicate()[0].splitlines() if line.strip().isdigit()]
+    return statistics.median(told[len(told) // 2 :]) if told else None
 
 
 # ---- host time
