@@ -67,6 +67,9 @@ _WORKSPACES_KEPT = 16
 _BOTTOM_RIGHT, _TOP_LEFT = -1, 0
 _TICKET_WORDS = 4
 _ON_HOST = ("cpu", 0)
+_PER_THREAD = 2  # the driver's handle for a stream of which each thread has its own
+
+_thread = threading.local()
 
 
 class VarlenInputs(NamedTuple):
@@ -100,21 +103,43 @@ class VarlenResults(NamedTuple):
     lse: TensorView | None
 
 
+class _Workspace:
+    """Memory of launches that follow one another on a stream, and their lock.
+
+    All that a launch consists of goes into the stream under the lock: another thread's launch in
+    between would overwrite the table of work before it is read.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self.address = memory.address
+        self.lock = threading.Lock()
+
+
+class _Upload(NamedTuple):
+    """A copy from CPU memory; it does not keep the caller's array alive."""
+
+    address: int
+    source: int
+    size: int
+
+
 @dataclass(frozen=True, slots=True)
 class _VarlenLaunch:
     """Copies of offsets that are in CPU memory, then both kernels. Keeps the workspace alive."""
 
     device: Device
-    uploads: tuple[tuple[int, TensorView], ...]
+    uploads: tuple[_Upload, ...]
     schedule: Launch
     attention: Launch
-    workspace: Memory
+    workspace: _Workspace
 
     def __call__(self, stream: int) -> None:
-        for address, view in self.uploads:
-            self.device.upload(address, view.pointer, view.shape[0] * offset_bytes(view), stream)
-        self.schedule(stream)
-        self.attention(stream)
+        with self.workspace.lock:
+            for upload in self.uploads:
+                self.device.upload(*upload, stream)
+            self.schedule(stream)
+            self.attention(stream)
 
 
 class VarlenPlan:
@@ -150,7 +175,7 @@ class VarlenPlan:
         self._places = _Places.of(variant, shape.batch, self.grid)
         self.workspace_bytes = self._places.end
         self._launches: OrderedDict[tuple[Any, ...], _VarlenLaunch] = OrderedDict()
-        self._workspaces: OrderedDict[int, Memory] = OrderedDict()
+        self._workspaces: OrderedDict[tuple[Any, ...], _Workspace] = OrderedDict()
         self._lock = threading.Lock()
         self._kernel = device.kernel(variant)
         self._schedule = device.kernel(schedule_variant(variant.arch, shape.batch))
@@ -350,8 +375,9 @@ class VarlenPlan:
         if is_empty(inputs):
             self.check_results(inputs, results)
             return None
+        queue = _queue(stream)
         key = (
-            stream,
+            *queue,
             *((view.pointer, tuple(view.shape), tuple(view.strides), view.dtype)
               if view is not None else None for view in (*inputs, *results)),
             # The same address may have lost its guard since.
@@ -362,18 +388,22 @@ class VarlenPlan:
             if launch is not None:
                 self._launches.move_to_end(key)
                 return launch
-            workspace = self._workspaces.get(stream)
+            workspace = self._workspaces.get(queue)
         if workspace is None:
-            workspace = self.device.workspace(self.workspace_bytes)
+            workspace = self.workspace()
         launch = self.prepare(inputs, results, workspace)
         with self._lock:
-            self._workspaces[stream] = workspace
+            self._workspaces[queue] = workspace
             self._launches[key] = launch
             if len(self._launches) > _LAUNCHES_KEPT:
                 self._launches.popitem(last=False)
             if len(self._workspaces) > _WORKSPACES_KEPT:
                 self._workspaces.popitem(last=False)
         return launch
+
+    def workspace(self) -> _Workspace:
+        """One of its own, for launches that follow one another."""
+        return _Workspace(self.device.workspace(self.workspace_bytes))
 
     def check_results(self, inputs: VarlenInputs, results: VarlenResults) -> None:
         """Memory rules of the results, and that they share no element with anything else."""
@@ -389,18 +419,20 @@ class VarlenPlan:
             others.append((name, result))
 
     def prepare(
-        self, inputs: VarlenInputs, results: VarlenResults, workspace: Memory
+        self, inputs: VarlenInputs, results: VarlenResults, workspace: _Workspace
     ) -> _VarlenLaunch:
         """Encode the tensor maps and fill in both kernels' parameters."""
         self.check_results(inputs, results)
         q, k, lse = inputs.q, inputs.k, results.lse
         places, base, home = self._places, workspace.address, place_of(self.device)
-        uploads, addresses, wide = [], [], 0
+        uploads: list[_Upload] = []
+        addresses, wide = [], 0
         for bit, ((_, view), at) in enumerate(zip(inputs.lengths, places.offsets, strict=True)):
             address = 0 if view is None else view.pointer
             if view is not None and view.device != home:
                 address = base + at
-                uploads.append((address, view))
+                size = view.shape[0] * offset_bytes(view)
+                uploads.append(_Upload(address, view.pointer, size))
             if view is not None and view.dtype == "int64":
                 wide |= 1 << bit
             addresses.append(address)
@@ -512,8 +544,7 @@ class VarlenBoundLaunch:
         if is_empty(inputs):
             plan.check_results(inputs, results)
         else:
-            workspace = plan.device.workspace(plan.workspace_bytes)
-            self._launch = plan.prepare(inputs, results, workspace)
+            self._launch = plan.prepare(inputs, results, plan.workspace())
 
     def __call__(self, stream: Stream | None = None) -> None:
         """Launch on a stream, the current one of q's framework if left out."""
@@ -534,6 +565,15 @@ def input_views(
         as_view(cu_seqlens_k, "cu_seqlens_k", stream=stream),
         None if seqused_k is None else as_view(seqused_k, "seqused_k", stream=stream),
     )
+
+
+def _queue(stream: int) -> tuple[Any, ...]:
+    """What orders launches: a stream, by its handle and, if need be, the thread."""
+    if stream != _PER_THREAD:
+        return (stream, None)
+    if not hasattr(_thread, "token"):
+        _thread.token = object()  # unlike the thread's number it is never used again
+    return (stream, _thread.token)
 
 
 def is_empty(inputs: VarlenInputs) -> bool:

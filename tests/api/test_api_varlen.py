@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -10,6 +14,7 @@ from fake_device import FakeDevice
 
 import cufmha
 from cufmha import functional
+from cufmha.array import dlpack
 from cufmha.errors import ArgumentError, CufmhaError, DTypeError, PlanError
 from cufmha.kernels.catalog import STRATEGIES
 from cufmha.spec import PACKED
@@ -172,3 +177,50 @@ def test_a_bound_launch_reads_its_offsets_anew(kind):
             launch()
             fresh = cufmha.attention_varlen(q, k, v, cu.copy(), cu.copy())
             assert (out.view(np.int16) == fresh.view(np.int16)).all()
+
+
+def test_threads_may_run_a_plan_on_one_stream_at_once():
+    """A launch is several steps in the stream, and the table of work is shared."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((150, 1, 64)).astype(BF16) for _ in "qkv")
+    given = [offsets(0, 150, 150, 150), offsets(0, 10, 20, 150), offsets(0, 50, 100, 150)]
+    spec = cufmha.AttentionSpec(num_heads_q=1, num_heads_kv=1, head_dim=64, layout=PACKED)
+    shape = cufmha.PackedShape(batch=3, total_q=150, total_k=150)
+    with cufmha.use_device("emulator", arch="sm_90a"):
+        plan = cufmha.plan(spec, shape)
+    alone = [plan.run(q, k, v, cu, cu) for cu in given]
+    with ThreadPoolExecutor(len(given)) as pool:
+        together = list(pool.map(lambda cu: plan.run(q, k, v, cu, cu), given))
+    for ours, wanted in zip(together, alone, strict=True):
+        assert (ours.view(np.int16) == wanted.view(np.int16)).all()
+
+
+def test_a_stream_of_each_thread_has_a_workspace_in_each(fake):
+    """Handle 2 names another stream in every thread, so nothing orders their launches."""
+    call(stream=2)
+    call(stream=2)
+    assert len(fake.workspaces) == 1
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(call, stream=2).result()
+    assert len(fake.workspaces) == 2
+
+
+def on_card(array):
+    """The array as a producer that says it is in the memory of card 0."""
+    code, bits = cufmha.DType.BF16.dlpack
+    return dlpack.Exporter(
+        array, address=array.ctypes.data, shape=array.shape, strides=dlpack.dense(array.shape),
+        type_code=code, bits=bits, device=(dlpack.CUDA, 0),
+    )  # fmt: skip
+
+
+def test_offsets_that_were_copied_to_a_card_are_not_kept(fake, monkeypatch):
+    monkeypatch.setattr(fake, "kind", "cuda")
+    q, k, v = operands()
+    cu = CU_Q.copy()
+    gone = weakref.ref(cu)
+    cufmha.attention_varlen(*map(on_card, (q, k, v)), cu, CU_K, out=on_card(np.zeros_like(q)))
+    assert len(fake.launches) == 2
+    del cu
+    gc.collect()
+    assert gone() is None
