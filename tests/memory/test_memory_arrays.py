@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import subprocess
 import sys
 
 import numpy as np
@@ -35,6 +36,12 @@ def test_unknown_addresses_have_no_guard():
     assert guard_bytes(made.pointer - 1) == 0
 
 
+@pytest.mark.parametrize("wrong", [1.5, "4096", None])
+def test_an_address_is_a_whole_number(wrong):
+    with pytest.raises(DTypeError, match="pointer: must be an address"):
+        guard_bytes(wrong)
+
+
 def test_what_is_in_front_is_memory_of_the_array():
     made = cufmha.empty((100, 64), "f16", guard_rows=300)
     assert made.guard_rows == 300
@@ -53,9 +60,28 @@ def test_memory_is_forgotten_with_its_last_view():
     assert guard_bytes(pointer) == 0
 
 
-def test_asking_loads_nothing():
-    import subprocess
+def test_arrays_in_cycles_go_while_others_are_made():
+    """The garbage collector runs at any time, within the registry too."""
+    code = """if True:
+        import gc, cufmha
+        from cufmha.memory import guard_bytes
+        addresses = set()
+        with cufmha.use_device("emulator"):
+            first = cufmha.empty((4, 8), guard_rows=2)
+            for _ in range(3000):
+                made = cufmha.empty((4, 8))
+                made.itself = made
+                addresses.add(made.pointer)
+            last = cufmha.empty((4, 8), guard_rows=2)
+        del made
+        gc.collect()
+        assert first.guard_bytes >= 32 and last.guard_bytes >= 32
+        assert not any(map(guard_bytes, addresses - {first.pointer, last.pointer}))
+    """
+    subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
 
+
+def test_asking_loads_nothing():
     code = (
         "import sys\nfrom cufmha.memory.registry import guard_bytes\nguard_bytes(4096)\n"
         "print([n for n in ('numpy', 'cuda', 'cupy') if n in sys.modules])"
