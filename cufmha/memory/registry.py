@@ -11,6 +11,9 @@ from typing import NamedTuple
 
 from ..errors import DTypeError
 
+MOST_GUARD_BYTES = 1 << 44
+"""In front of an array."""
+
 
 class Span(NamedTuple):
     """Memory [start, end) that is handed out, readable from `front` on."""

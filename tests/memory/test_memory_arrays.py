@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import subprocess
 import sys
 
@@ -120,11 +122,22 @@ def test_other_dtypes_are_refused(dtype):
         (ArgumentError, {"shape": 3, "guard_rows": -2}, "guard_rows: must be 0 to .*, got -2"),
         (ArgumentError, {"shape": (), "guard_rows": 1}, "guard_rows: an array without axes"),
         (ArgumentError, {"shape": 3, "device": 1}, "device: an emulated chip has the number 0"),
+        (DTypeError, {"shape": 3, "device": "cuda:0"}, "device: must be whole numbers, got str"),
+        (ArgumentError, {"shape": (1 << 39, 1 << 39)}, r"shape: .* at most 2\^47 bytes"),
+        (ArgumentError, {"shape": (0, 1 << 39, 1 << 39)}, r"shape: .* at most 2\^47 bytes"),
+        (ArgumentError, {"shape": (1, 64), "guard_rows": 1 << 38}, r"guard_rows: .* 2\^44 bytes"),
     ],
 )
 def test_bad_arguments_are_named(kind, arguments, text):
     with pytest.raises(kind, match=text):
         cufmha.empty(**arguments)
+
+
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_copy_would_point_to_the_memory_of_the_original(how):
+    made = cufmha.empty((3, 8), guard_rows=2)
+    with pytest.raises(TypeError, match="cannot be copied or pickled"):
+        how(made)
 
 
 @pytest.mark.parametrize("shape", [(0, 4, 64), (), 7])
