@@ -19,14 +19,16 @@ from .array.alloc import allocate
 from .array.dtype import DType
 from .array.view import TensorView, as_view, framework_of
 from .device.base import Region, outside
-from .errors import ArgumentError, PlanError, UnsupportedError
+from .errors import ArgumentError, UnsupportedError
 from .kernels.catalog import SORTED_SEQUENCES, KernelVariant, schedule_variant
 from .memory.registry import guard_bytes
 from .operands import (
     LARGEST_GRID,
     LOG2_E,
     check_apart,
+    check_lse_planned,
     check_places,
+    pitch,
     place_of,
     span,
     stream_for,
@@ -43,10 +45,12 @@ from .spec import (
     PACKED,
     AttentionSpec,
     Mask,
+    check_distinct,
     check_lse_memory,
     check_memory,
     check_operands,
     check_result,
+    dtype_name,
 )
 from .strategies import (
     MAP_SLOT_BYTES,
@@ -223,10 +227,7 @@ class VarlenPlan:
         ArgumentError, DTypeError
             If an operand is not as planned.
         """
-        if (return_lse or lse is not None) and not self.spec.lse:
-            raise PlanError(
-                "lse: this plan was made without it; make it with AttentionSpec(lse=True)"
-            )
+        check_lse_planned(self.spec, return_lse or lse is not None)
         handle = stream_for(self.device, stream, framework_of(q))
         inputs = input_views(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, stream=handle)
         return self.execute(inputs, self.shape, check, out, lse, return_lse, handle)
@@ -281,6 +282,11 @@ class VarlenPlan:
         """Fix all operands, for launches that allocate and encode nothing.
 
         What the offsets hold may change from launch to launch, in a CUDA graph too.
+
+        Raises
+        ------
+        PlanError
+            For an lse, if the plan was made without it.
         """
         return VarlenBoundLaunch(self, (q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, out, lse))
 
@@ -333,7 +339,9 @@ class VarlenPlan:
             if got != planned:
                 raise ArgumentError(f"{name}: the plan is for {planned}, got {got}")
         if q.dtype is not spec.dtype:
-            raise ArgumentError(f"q: the plan is for {spec.dtype.long_name}, got {q.dtype}")
+            raise ArgumentError(
+                f"q: the plan is for {spec.dtype.long_name}, got {dtype_name(q.dtype)}"
+            )
         for name, got, most in (
             ("q: number of tokens", q.shape[0], shape.total_q),
             ("k: number of tokens", k.shape[0], shape.total_k),
@@ -407,9 +415,11 @@ class VarlenPlan:
 
     def check_results(self, inputs: VarlenInputs, results: VarlenResults) -> None:
         """Memory rules of the results, and that they share no element with anything else."""
+        check_distinct("out", results.out)
         check_memory("out", results.out)
         check_limits(self.strategy, "out", results.out)
         if results.lse is not None:
+            check_distinct("lse", results.lse)
             check_lse_memory(results.lse)
         others = list(zip(VarlenInputs._fields, inputs, strict=True))
         for name, result in zip(VarlenResults._fields, results, strict=True):
@@ -448,7 +458,7 @@ class VarlenPlan:
             "workspace": base,
             "maps": base + places.maps,
             "lse": 0 if lse is None else lse.pointer,
-            "lse_stride_head": 0 if lse is None else lse.strides[0],
+            "lse_stride_head": 0 if lse is None else pitch(lse, 0),
             "num_heads_q": self.spec.num_heads_q,
             "group_size": self.spec.num_heads_q // self.spec.num_heads_kv,
             "scale_log2": self.spec.scale * LOG2_E,
@@ -533,6 +543,7 @@ class VarlenBoundLaunch:
         self.plan = plan
         self._arrays = arrays
         *given, out, lse = arrays
+        check_lse_planned(plan.spec, lse is not None)
         inputs = input_views(*given, stream=0)
         plan.check_inputs(inputs)
         results = VarlenResults(

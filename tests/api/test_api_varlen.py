@@ -61,6 +61,7 @@ def call(cu_q=CU_Q, cu_k=CU_K, **options):
         ({"cu_q": np.arange(6, dtype=np.int32)[::2]}, ArgumentError, "cu_seqlens_q: must be dense"),
         ({"seqused_k": offsets(1)}, ArgumentError, "seqused_k: must have 2 entries, got 1"),
         ({"strategy": "best"}, ArgumentError, "strategy: .*best"),
+        ({"strategy": np.array(["split", "mask"])}, ArgumentError, "strategy: must be one of"),
         ({"max_seqlen_q": -1}, ArgumentError, "max_seqlen_q: must be 0 to .*got -1"),
         ({"max_seqlen_k": 1.5}, DTypeError, "max_seqlen_k: must be a whole number"),
         ({"q": np.zeros((300, 4), BF16)}, ArgumentError, "q: .*3 axes"),
@@ -150,8 +151,28 @@ def test_a_plan_refuses_what_is_beyond_it(fake):
         plan.run(q, k, v, offsets(0, 1, 2, 3), offsets(0, 1, 2, 3))
     with pytest.raises(PlanError, match="lse"):
         plan.run(q, k, v, CU_Q, CU_K, return_lse=True)
+    with pytest.raises(PlanError, match="lse"):
+        plan.bind(q, k, v, CU_Q, CU_K, np.zeros_like(q), np.zeros((4, 300), np.float32))
     plan.run(q[:9], k[:5], v[:5], offsets(0, 9), offsets(0, 5))  # less is within it
     assert len(fake.launches) == 2
+
+
+def test_results_must_not_lie_over_themselves(fake):
+    q, _, _ = operands()
+    rows = np.lib.stride_tricks.as_strided(q.copy(), q.shape, (128, 128, 2))
+    with pytest.raises(ArgumentError, match="out: no two elements may share memory"):
+        call(out=rows)
+    lse = np.lib.stride_tricks.as_strided(np.zeros(1200, np.float32), (4, 300), (4, 4))
+    with pytest.raises(ArgumentError, match="lse: no two elements may share memory"):
+        call(lse=lse)
+    assert not fake.launches
+
+
+def test_the_stride_of_a_single_head_is_never_taken(fake):
+    q, k, v = operands(heads=1, heads_kv=1)
+    lse = np.zeros((2, 300), np.float32)[::-1][:1]
+    call(q=q, k=k, v=v, lse=lse)
+    assert fake.launches[-1][2]["lse_stride_head"] == 0
 
 
 def test_results_must_not_lie_over_operands(fake):
