@@ -258,7 +258,7 @@ def attention_varlen(
         max_seqlen_k=max_seqlen_k,
     )
     kinds = tuple((tuple(view.shape[1:]), view.dtype) for view in (views.q, views.k, views.v))
-    shape = rounded(limits)
+    shape = rounded(limits, strategy)
     wants_lse = return_lse or lse is not None
     where = (chosen(), views.q.device)
     mask = Mask.of(causal)

@@ -93,4 +93,6 @@ def _axes(view: TensorView) -> tuple[tuple[int, int], ...]:
 
 def _place(device: tuple[str, int]) -> str:
     kind, number = device
-    return {"cuda": f"card {number}", "cpu": "the CPU"}.get(kind, f"{kind}:{number}")
+    # JAX can divide the CPU into several devices.
+    cpu = f"CPU device {number}" if number else "the CPU"
+    return {"cuda": f"card {number}", "cpu": cpu}.get(kind, f"{kind}:{number}")

@@ -12,7 +12,7 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 from .array.alloc import allocate
@@ -592,14 +592,22 @@ def is_empty(inputs: VarlenInputs) -> bool:
     return inputs.batch == 0 or inputs.q.shape[0] == 0
 
 
-def rounded(shape: PackedShape) -> PackedShape:
-    """Sequences and tokens up to the next power of two, so that one plan serves many calls."""
+def rounded(shape: PackedShape, strategy: Strategy) -> PackedShape:
+    """Sequences and tokens up to the next power of two, so that one plan serves many calls.
+
+    The longest sequences, which are others at each call, are kept for the strategy that uses them.
+    """
 
     def up(count: int) -> int:
         return min(1 << (count - 1).bit_length(), (1 << 31) - 1) if count else 0
 
-    return replace(
-        shape, batch=up(shape.batch), total_q=up(shape.total_q), total_k=up(shape.total_k)
+    longest = (shape.max_seqlen_q, shape.max_seqlen_k) if strategy == "offset" else (None, None)
+    return PackedShape(
+        batch=up(shape.batch),
+        total_q=up(shape.total_q),
+        total_k=up(shape.total_k),
+        max_seqlen_q=longest[0],
+        max_seqlen_k=longest[1],
     )
 
 

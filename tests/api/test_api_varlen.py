@@ -128,6 +128,14 @@ def test_host_time_shapes_nearby_share_a_plan(fake):
     assert len(functional._varlen_plans) == 1
 
 
+def test_host_time_the_longest_sequence_makes_no_other_plan(fake):
+    for longest in (250, 260, None):
+        call(max_seqlen_q=longest, max_seqlen_k=longest)
+    assert len(functional._varlen_plans) == 1
+    with pytest.raises(ArgumentError, match="max_seqlen_q is 150"):
+        call(max_seqlen_q=150, check=True)
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_workspace_is_small(strategy):
     spec = cufmha.AttentionSpec(
