@@ -202,15 +202,15 @@ def attention_varlen(
         As in `attention`: dtypes, strides, head counts and head_dims are the same.
     k : array (total_k, heads_kv, head_dim)
     v : array (total_k, heads_kv, head_dim_v)
-        Rows of q, k and v outside any sequence may hold anything, NaN included (of v, with
-        strategy "mask": anything finite).
+        Rows of q, k and v outside any sequence may hold anything, NaN included. With strategy
+        "mask" v must be finite there, and in other sequences for one's result to be exact.
     cu_seqlens_q, cu_seqlens_k : int32 or int64 array (batch + 1,)
         Where each sequence begins and the last one ends, where q is, or in CPU memory, which costs
         a copy a call. What they hold is read by the kernels alone: each offset counts as the
         greatest of 0 and of the offsets up to it, cut to the number of tokens, so that whatever
         they hold nothing outside the arrays is read or written.
     max_seqlen_q, max_seqlen_k : int, optional
-        The longest sequence. Results do not depend on them.
+        The longest sequence, for `check` and strategy "offset". Results do not depend on them.
     seqused_k : int32 or int64 array (batch,), optional
         Keys of each sequence that count, the first ones; cut to 0 … its length.
     strategy : str, optional
@@ -220,11 +220,13 @@ def attention_varlen(
         Read the offsets first, which waits for the stream, and refuse those that decrease, leave
         the arrays or exceed max_seqlen.
     causal : bool or "top_left"
-        By each sequence's own lengths. True: query i sees keys up to i + seqlen_k − seqlen_q.
+        By each sequence's own lengths, that of its keys being what seqused_k says. True: query i
+        sees keys up to i + seqlen_k − seqlen_q.
     softmax_scale : float, optional
         1/sqrt(head_dim) if left out.
     out : array (total_q, heads_q, head_dim_v), optional
-        Written and returned. Rows outside any sequence are left as they are.
+        Written and returned. Rows outside any sequence are left as they are; without an `out`
+        they are uninitialized.
     lse : float32 array (heads_q, total_q), optional
         Likewise.
     return_lse : bool
@@ -258,7 +260,7 @@ def attention_varlen(
         max_seqlen_k=max_seqlen_k,
     )
     kinds = tuple((tuple(view.shape[1:]), view.dtype) for view in (views.q, views.k, views.v))
-    shape = rounded(limits)
+    shape = rounded(limits, strategy)
     wants_lse = return_lse or lse is not None
     where = (chosen(), views.q.device)
     mask = Mask.of(causal)

@@ -14,15 +14,17 @@ from .array.dtype import DType
 from .array.view import TensorView, as_view, framework_of
 from .device import current_device
 from .device.base import Region
-from .errors import ArgumentError, DTypeError, PlanError, UnsupportedError
+from .errors import ArgumentError, DTypeError, UnsupportedError
 from .kernels.catalog import KernelVariant
 from .operands import (
     LARGEST_GRID,
     LOG2_E,
     check_apart,
+    check_lse_planned,
     check_places,
     holds_elements,
     itemsize,
+    pitch,
     span,
     stream_for,
 )
@@ -33,10 +35,12 @@ from .spec import (
     AttentionSpec,
     Mask,
     ProblemShape,
+    check_distinct,
     check_lse_memory,
     check_memory,
     check_operands,
     check_result,
+    dtype_name,
 )
 from .tma import TensorMapSpec
 
@@ -222,10 +226,7 @@ class Plan:
         ArgumentError, DTypeError
             If an operand is not as planned.
         """
-        if (return_lse or lse is not None) and not self.spec.lse:
-            raise PlanError(
-                "lse: this plan was made without it; make it with AttentionSpec(lse=True)"
-            )
+        check_lse_planned(self.spec, return_lse or lse is not None)
         handle = stream_for(self.device, stream, framework_of(q))
         views = tuple(as_view(x, name, stream=handle) for x, name in ((q, "q"), (k, "k"), (v, "v")))
         if (
@@ -275,11 +276,18 @@ class Plan:
     def bind(
         self, q: Array, k: Array, v: Array, out: Array, lse: Array | None = None
     ) -> BoundLaunch:
-        """Fix all operands, for launches that cost one driver call."""
+        """Fix all operands, for launches that cost one driver call.
+
+        Raises
+        ------
+        PlanError
+            For an lse, if the plan was made without it.
+        """
         return BoundLaunch(self, q, k, v, out, lse)
 
     def operands(self, q: Array, k: Array, v: Array, out: Array, lse: Array | None) -> Operands:
         """All operands as views, held to the plan."""
+        check_lse_planned(self.spec, lse is not None)
         views = tuple(as_view(x, name) for x, name in ((q, "q"), (k, "k"), (v, "v")))
         self._explain_mismatch(views)
         out_view = as_view(out, "out")
@@ -302,7 +310,8 @@ class Plan:
         ):
             if view.dtype is not self.spec.dtype:
                 raise ArgumentError(
-                    f"{name}: the plan is for {self.spec.dtype.long_name}, got {view.dtype}"
+                    f"{name}: the plan is for {self.spec.dtype.long_name}, "
+                    f"got {dtype_name(view.dtype)}"
                 )
             if tuple(view.shape) != wanted:
                 raise ArgumentError(
@@ -361,8 +370,8 @@ class Plan:
                 spec, view.pointer if holds_elements(view) else q.pointer
             )
         values["lse"] = 0 if lse is None else lse.pointer
-        values["lse_stride_batch"] = 0 if lse is None else lse.strides[0]
-        values["lse_stride_head"] = 0 if lse is None else lse.strides[1]
+        values["lse_stride_batch"] = 0 if lse is None else pitch(lse, 0)
+        values["lse_stride_head"] = 0 if lse is None else pitch(lse, 1)
         assert self._kernel is not None  # there are items
         parameters = self._kernel.parameters
         wanted = {name: value for name, value in values.items() if name in parameters.fields}
@@ -392,9 +401,11 @@ class Plan:
         return bytes(block)
 
     def _check_memory(self, operands: Operands) -> None:
+        check_distinct("out", operands.out)
         for name, view in zip(("q", "k", "v", "out"), operands[:4], strict=True):
             check_memory(name, view)
         if operands.lse is not None:
+            check_distinct("lse", operands.lse)
             check_lse_memory(operands.lse)
 
     # ---- telling
@@ -457,7 +468,7 @@ class BoundLaunch:
         Raises
         ------
         PlanError
-            For an lse where none was bound, which the plan may not provide for.
+            For an lse, if the plan was made without it.
         """
         given = {"q": q, "k": k, "v": v, "out": out, "lse": lse}
         before = self._arrays

@@ -71,6 +71,17 @@ def test_tensors_without_memory_of_their_own_are_refused(emulated):
         cufmha.attention(q.float(), k, v)
 
 
+def test_a_tensor_that_is_only_traced_is_refused(emulated):
+    """It has no memory, though torch gives it an address."""
+    from torch._subclasses import FakeTensorMode
+
+    q, k, v = operands()
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = mode.from_tensor(k)
+    with pytest.raises(DTypeError, match=r"k: is a FakeTensor, which has no memory"):
+        cufmha.attention(q, fake, v)
+
+
 def test_cpu_tensors_are_not_run_slowly_without_being_asked():
     with (
         cufmha.use_device("cuda"),
