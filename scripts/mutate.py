@@ -4,11 +4,15 @@
 
     python scripts/mutate.py --arch sm_90a --out docs/mutations-sm90.json
     python scripts/mutate.py --arch sm_100a --sample 10
+    python scripts/mutate.py --arch sm_90a --packed --out docs/mutations-varlen.json
 
 Each fence, wait, arrival, commit and barrier of the kernel is dropped, and, where the statement
 ahead of it touches memory or synchronizes, changes places with it. Every mutant runs over several
 problems with several seeds of time until one of them raises, hangs or gives a wrong result; what
-survives them all is listed.
+survives them all is listed. `--packed` takes the kernels for packed sequences instead, and of each
+what another does not have: "split" against the dense one, the other strategies against "split".
+There the strategies' loads, stores and changes of tensor maps are dropped and swapped too. Results
+of the other chip stay in the file.
 """
 
 from __future__ import annotations
@@ -16,10 +20,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import difflib
+import functools
 import itertools
 import json
 import math
 import random
+import re
 import signal
 import sys
 import time
@@ -31,7 +38,17 @@ SECONDS = 60  # a mutant that runs longer than this is taken to hang
 FAMILIES = ("fence", "wgmma.fence", "tcgen05.fence", "tcgen05.wait", "wgmma.wait_group",
             "wgmma.commit_group", "tcgen05.commit", "mbarrier.arrive", "mbarrier.try_wait",
             "cp.async.bulk.wait_group", "cp.async.bulk.commit_group", "bar", "barrier")  # fmt: skip
-NEIGHBORS = (*FAMILIES, "wgmma", "tcgen05", "mbarrier", "cp.async", "ld.shared", "st", "stmatrix")
+PACKED_FAMILIES = (*FAMILIES, "tensormap", "cp.async.bulk.tensor")
+NEIGHBORS = (
+    *PACKED_FAMILIES,
+    "wgmma",
+    "tcgen05",
+    "mbarrier",
+    "cp.async",
+    "ld.shared",
+    "st",
+    "stmatrix",
+)
 Path_ = tuple[int, ...]
 
 
@@ -65,7 +82,28 @@ CASES = (Case(100, 80), Case(200, 560), Case(300, 700))
 """Every ring goes round; items have one tile, an even and an odd number."""
 
 
-def mutations(module: Any) -> list[Mutation]:
+@dataclasses.dataclass(frozen=True)
+class Packed:
+    """Sequences of (queries, keys) on a chip of so many processors."""
+
+    lengths: tuple[tuple[int, int], ...]
+    processors: int = 1
+    heads_q: int = 1
+
+
+PACKED_CASES = (
+    Packed(((200, 130), (3, 300), (70, 97), (0, 9))),
+    Packed(((70, 200), (1, 1), (280, 140)), processors=2, heads_q=2),
+)
+"""Slots of work and places of maps go round; tiles are whole and partial."""
+SCHEDULE_CASES = (Packed(((9, 5), *[(0, 0)] * 20, (3, 300), *[(0, 7)] * 18, (20, 20)), 2),)
+"""More sequences than a warp has lanes."""
+SCHEDULE = "varlen_schedule"
+PACKED_KERNELS = (SCHEDULE, "split", "offset", "ragged", "replace", "mask")
+PACKED_ARCHS = ("sm_90a", "sm_100a")
+
+
+def mutations(module: Any, families: tuple[str, ...] = FAMILIES) -> list[Mutation]:
     """All of them, in the order of the text."""
     from cufmha.isa import nodes
 
@@ -75,7 +113,7 @@ def mutations(module: Any) -> list[Mutation]:
         )
 
     def matches(item: Any) -> bool:
-        return named(item, FAMILIES)
+        return named(item, families)
 
     def matters(item: Any) -> bool:
         if isinstance(item, nodes.Block):
@@ -113,6 +151,32 @@ def _entry(module: Any) -> Any:
     return next(f for f in module.functions.values() if f.kind == "entry" and f.body)
 
 
+def beyond(module: Any, base: Any) -> list[Mutation]:
+    """Mutations of what the module has and the base has not, whatever numbers are in it."""
+    found = mutations(module, PACKED_FAMILIES)
+    own, other = (
+        [(m.path, _spelled(item, m.path)) for m in all_of if m.kind == "drop"]
+        for item, all_of in ((module, found), (base, mutations(base, PACKED_FAMILIES)))
+    )
+    texts = [text for _, text in own], [text for _, text in other]
+    kept = {path for path, _ in own}
+    for match in difflib.SequenceMatcher(None, *texts, autojunk=False).get_matching_blocks():
+        kept -= {path for path, _ in own[match.a : match.a + match.size]}
+    return [mutation for mutation in found if mutation.path in kept]
+
+
+def _spelled(module: Any, path: Path_) -> str:
+    """The statement's instructions, numbers left out."""
+    from cufmha.isa import nodes, printer
+
+    item = _entry(module).body
+    for number in path:
+        item = item.items[number]
+    parts = item.items if isinstance(item, nodes.Block) else (item,)
+    spelled = [printer.instruction(x) for x in parts if isinstance(x, nodes.Instruction)]
+    return re.sub(r"\d+", "", "; ".join(spelled))
+
+
 def mutated(module: Any, mutation: Mutation) -> Any:
     """The module with that one change."""
 
@@ -136,6 +200,8 @@ def mutated(module: Any, mutation: Mutation) -> Any:
 class Bench:
     """One variant and its problems, ready to run any text in the kernel's place."""
 
+    cases: tuple[Any, ...] = CASES
+
     def __init__(
         self, arch: str, *, head_dim: int, dtype: str, causal: bool, cases: tuple[Case, ...] = ()
     ) -> None:
@@ -150,6 +216,7 @@ class Bench:
             if (v.head_dim, v.dtype, v.causal, v.strategy) == (head_dim, dtype, causal, "")
         )
         self.module = parse(render.render(self.variant).text, self.variant.file)
+        self.mutations = mutations(self.module)
         self.scale = head_dim**-0.5
         self.inputs = {
             case: testing.make_qkv(
@@ -207,6 +274,98 @@ class Bench:
         return spec, array
 
 
+class PackedBench:
+    """A strategy's kernel, or the one that prepares the work, and packed sequences to run it on."""
+
+    def __init__(self, arch: str, strategy: str) -> None:
+        from cufmha.isa import parse
+        from cufmha.kernels import catalog, render
+
+        self.arch = arch
+        self.cases = SCHEDULE_CASES if strategy == SCHEDULE else PACKED_CASES
+        self.strategy = "split" if strategy == SCHEDULE else strategy
+
+        def module_of(variant: Any) -> Any:
+            return parse(render.render(variant).text, variant.file)
+
+        def forward(strategy: str) -> Any:
+            return next(
+                v for v in catalog.variants(arch)
+                if (v.head_dim, v.dtype, v.causal, v.strategy) == (64, "bf16", True, strategy)
+            )  # fmt: skip
+
+        self.variant = forward(self.strategy)
+        if strategy == SCHEDULE:
+            count = len(SCHEDULE_CASES[0].lengths)
+            self.variant = catalog.schedule_variant(catalog.CHIPS[arch], count)
+        self.module = module_of(self.variant)
+        if strategy == SCHEDULE:
+            self.mutations = mutations(self.module, PACKED_FAMILIES)
+        else:
+            base = module_of(forward("" if strategy == "split" else "split"))
+            self.mutations = beyond(self.module, base)
+
+    def run(self, text: str, case: Packed, seed: int) -> None:
+        """Raises what the emulator raises, or AssertionError for a wrong result."""
+        import numpy as np
+
+        import cufmha
+        from cufmha import testing
+        from cufmha.spec import PACKED, Mask
+
+        batch, (q, k, v) = len(case.lengths), self._arrays(case)
+        cu_q, cu_k = np.cumsum([(0, 0), *case.lengths], axis=0, dtype=np.int32).T.copy()
+        spec = cufmha.AttentionSpec(
+            num_heads_q=case.heads_q, num_heads_kv=1, head_dim=64, mask=Mask.CAUSAL, lse=True,
+            layout=PACKED, strategy=self.strategy,
+        )  # fmt: skip
+        shape = cufmha.PackedShape(batch=batch, total_q=len(q), total_k=len(k))
+        plan = cufmha.plan(spec, shape, device=self._chip(text, case.processors, seed))
+        out = testing.poison(q.shape, q.dtype)
+        lse = np.full(q.shape[1::-1], np.nan, np.float32)
+        plan.run(q, k, v, cu_q, cu_k, out=out, lse=lse)
+        for rows, keys in zip(itertools.pairwise(cu_q), itertools.pairwise(cu_k), strict=True):
+            one = [
+                x[slice(*at)].swapaxes(0, 1)[None] for x, at in ((q, rows), (k, keys), (v, keys))
+            ]
+            found = out[slice(*rows)].swapaxes(0, 1)[None], lse[None, :, slice(*rows)]
+            testing.assert_attention_close(*found, *one, causal=True)
+
+    def _arrays(self, case: Packed) -> Any:
+        from cufmha import testing
+
+        queries, keys = (sum(n) for n in zip(*case.lengths, strict=True))
+        found = testing.make_qkv(
+            heads_q=case.heads_q, heads_kv=1, seqlen_q=queries, seqlen_k=keys, head_dim=64,
+            spread=30.0,
+        )  # fmt: skip
+        return [x[0].swapaxes(0, 1).copy() for x in found]
+
+    def _chip(self, text: str, processors: int, seed: int) -> Any:
+        """An emulated chip with that text in the variant's place."""
+        from cufmha.device.emulator import Emulator
+
+        variant = self.variant
+
+        class Chip(Emulator):
+            def kernel(self, wanted: Any) -> Any:
+                found = super().kernel(wanted)
+                if wanted == variant:
+                    found.module = _module_of(text, self.arch)
+                    found.module.seed = seed
+                return found
+
+        return Chip(self.arch, processors=processors, seed=seed)
+
+
+@functools.lru_cache(maxsize=2)
+def _module_of(text: str, arch: str) -> Any:
+    """Compiled once for all seeds."""
+    from cufmha.emu import Module
+
+    return Module(text, arch)
+
+
 @contextlib.contextmanager
 def limited(seconds: int) -> Iterator[None]:
     """TimeoutError after that long."""
@@ -232,23 +391,23 @@ class Caught:
     seed: int
 
 
-def verdict(bench: Bench, mutation: Mutation, seeds: int) -> Caught | None:
+def verdict(bench: Bench | PackedBench, mutation: Mutation, seeds: int) -> Caught | None:
     """How the mutant was caught, or None."""
-    for seed, case in itertools.product(range(seeds), range(len(CASES))):
+    for seed, case in itertools.product(range(seeds), range(len(bench.cases))):
         how = attempt(bench, mutation, case, seed)
         if how is not None:
             return Caught(how, case, seed)
     return None
 
 
-def attempt(bench: Bench, mutation: Mutation, case: int, seed: int) -> str | None:
+def attempt(bench: Bench | PackedBench, mutation: Mutation, case: int, seed: int) -> str | None:
     """What one run of the mutant ends in, None for a right result."""
     from cufmha.errors import CufmhaError
     from cufmha.isa import print_module
 
     try:
         with limited(SECONDS):
-            bench.run(print_module(mutated(bench.module, mutation)), CASES[case], seed)
+            bench.run(print_module(mutated(bench.module, mutation)), bench.cases[case], seed)
     except CufmhaError as error:
         return type(error).__name__
     except AssertionError:
@@ -258,21 +417,15 @@ def attempt(bench: Bench, mutation: Mutation, case: int, seed: int) -> str | Non
     return None
 
 
-def main(argv: list[str] | None = None) -> int:
+def examine(bench: Bench | PackedBench, chosen: list[Mutation], seeds: int) -> dict[str, Any]:
+    """What became of each mutant, once the kernel as it is has passed."""
     from cufmha.isa import print_module
 
-    arguments = parse_arguments(argv)
-    bench = Bench(
-        arguments.arch, head_dim=arguments.head_dim, dtype=arguments.dtype, causal=arguments.causal
-    )
-    for seed, case in itertools.product(range(arguments.seeds), CASES):
+    for seed, case in itertools.product(range(seeds), bench.cases):
         bench.run(print_module(bench.module), case, seed)
-    chosen = mutations(bench.module)
-    if arguments.sample:
-        chosen = random.Random(arguments.sample).sample(chosen, arguments.sample)
     rows, start = [], time.monotonic()
     for number, mutation in enumerate(chosen, 1):
-        caught = verdict(bench, mutation, arguments.seeds)
+        caught = verdict(bench, mutation, seeds)
         rows.append(
             {**dataclasses.asdict(mutation), "caught": caught and dataclasses.asdict(caught)}
         )
@@ -280,8 +433,32 @@ def main(argv: list[str] | None = None) -> int:
     survivors = [row for row in rows if row["caught"] is None]
     seconds = time.monotonic() - start
     print(f"{len(rows)} mutants, {len(survivors)} survived, {seconds:.0f} s")
+    return {"variant": bench.variant.name, "seeds": seeds, "mutants": rows}
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = parse_arguments(argv)
+
+    def sampled(chosen: list[Mutation]) -> list[Mutation]:
+        count = min(arguments.sample, len(chosen))
+        return random.Random(arguments.sample).sample(chosen, count) if count else chosen
+
+    if arguments.packed:
+        report: Any = []
+        if arguments.out and arguments.out.exists():
+            others = json.loads(arguments.out.read_text())
+            report = [each for each in others if each["arch"] != arguments.arch]
+        for name in PACKED_KERNELS:
+            packed = PackedBench(arguments.arch, name)
+            found = examine(packed, sampled(packed.mutations), arguments.seeds)
+            report.append({"arch": arguments.arch, "kernel": name, **found})
+    else:
+        bench = Bench(
+            arguments.arch, head_dim=arguments.head_dim, dtype=arguments.dtype,
+            causal=arguments.causal,
+        )  # fmt: skip
+        report = examine(bench, sampled(bench.mutations), arguments.seeds)
     if arguments.out:
-        report = {"variant": bench.variant.name, "seeds": arguments.seeds, "mutants": rows}
         arguments.out.write_text(json.dumps(report, indent=1) + "\n")
     return 0
 
@@ -290,6 +467,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--arch", choices=("sm_90a", "sm_100a", "sm_103a"), default="sm_90a")
+    add("--packed", action="store_true", help="the kernels for packed sequences")
     add("--head-dim", type=int, choices=(64, 128, 192), default=64)
     add("--dtype", choices=("bf16", "f16"), default="bf16")
     add("--full", dest="causal", action="store_false", help="no causal mask")

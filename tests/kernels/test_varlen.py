@@ -18,7 +18,7 @@ import cufmha
 from cufmha import testing
 from cufmha.emu.module import Module
 from cufmha.emu.profile import Profile
-from cufmha.kernels.catalog import HEAD_DIMS, STRATEGIES
+from cufmha.kernels.catalog import HEAD_DIMS, STRATEGIES, variants
 
 EXACT = tuple(s for s in STRATEGIES if s != "mask")
 MIXED = Batch(lengths=((5, 3), (0, 7), (130, 200), (200, 130), (0, 0), (1, 1), (300, 64), (7, 0)))
@@ -234,3 +234,20 @@ def test_each_strategy_runs_its_own_instructions(arch, strategy, profiles):
     assert dimensions >= {{"ragged": "5d", "offset": "4d"}.get(strategy, "3d")}
     assert ("5d" in dimensions) == (strategy == "ragged")
     assert ("4d" in dimensions) == (strategy == "offset")
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+def test_tiles_that_no_sequence_has_are_never_drawn(arch, profiles):
+    """flashinfer#1103, flash-attention#2333: tiles in surplus, where lengths are uneven.
+
+    What draws is the same for every strategy. Each block draws once more, to see that it is over.
+    """
+    tile = next(v.tile_q for v in variants(arch) if v.strategy == "split" and v.head_dim == 64)
+    queries = (70, 0, tile + 1, 1, tile, 0)
+    batch = Batch(lengths=tuple((n, 9) for n in queries), lead=0, tail=3 * tile)
+    q, k, v = batch.arrays()
+    with cufmha.use_device("emulator", arch=arch) as chip:
+        cufmha.attention_varlen(q, k, v, batch.cu_q, batch.cu_k)
+    (profile,) = profiles
+    items = batch.heads_q * sum(-(-n // tile) for n in queries)
+    assert executed(profile)["atom.global.add.u32"] == items + chip.processors
