@@ -301,7 +301,7 @@ class Cluster(Owner):
         self.ctas: list[Cta] = []
 
     def new_knowledge(self) -> Knowledge:
-        return Knowledge(self.size * self.machine.warps_per_cta)
+        return Knowledge.nothing(self.size, self.size * self.machine.warps_per_cta)
 
     @property
     def done(self) -> bool:

@@ -68,9 +68,7 @@ class WarpgroupView:
         )
         self.line = line
         known = [warp.knowledge for warp in warps]
-        self.knowledge = joint = Knowledge(len(first.knowledge.clock))
-        joint.clock[:] = np.minimum.reduce([k.clock for k in known])
-        joint.proxied[:] = np.minimum.reduce([k.proxied for k in known])
+        self.knowledge = joint = Knowledge(np.minimum.reduce([k.clocks for k in known]))
         joint.done = set.intersection(*[k.done for k in known])
         joint.foreign = known[0].foreign
 
