@@ -312,6 +312,7 @@ class Cluster(Owner):
         for cta in self.ctas:
             for warp in cta.warps:
                 warp.R = []
+                warp.knowledge = self.new_knowledge()
                 warp._states.clear()
             cta.shared.release()
             cta._states.clear()

@@ -559,7 +559,7 @@ class Shadow:
                 self.initialized[lo:hi] = 1
             self._unsplit(granules)
             for held in (self.words.write, self.words.read):
-                if held is not None:
+                if held is not None and held[granules].any():  # else the pages stay untouched
                     held[granules] = 0
         else:
             self._record_read(op, lo, hi)
