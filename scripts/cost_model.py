@@ -203,7 +203,10 @@ def main() -> None:
         report(arch, variant)
         for arch, target in CHIPS.items()
         for variant in variants(target)
-        if variant.dtype == "bf16" and not variant.causal
+        if variant.operation == "fmha_fwd"
+        and not (variant.strategy or variant.split_kv)
+        and variant.dtype == "bf16"
+        and not variant.causal
     )
     print(tables)
     if options.write:

@@ -76,16 +76,19 @@ def facts() -> dict[str, Any]:
 
 
 def variants(report: dict[str, Any], arch: str) -> bool:
-    """Every kernel of the chip, each in a process of its own."""
+    """Every kernel of the chip for dense batches, each in a process of its own."""
     from cufmha.kernels.catalog import variants as catalog
 
     good = True
     for variant in catalog(arch):
+        if variant.operation != "fmha_fwd" or variant.strategy:
+            continue
         for number, problem in enumerate(PROBLEMS):
             command = ["scripts/attention.py", "--device", "cuda", *problem]
             command += ["--head-dim", str(variant.head_dim), "--dtype", variant.dtype]
             command += ["--head-dim-v", str(variant.head_dim_v)]
             command += ["--causal"] if variant.causal else []
+            command += ["--num-splits", "3" if variant.split_kv else "1"]
             good &= step(report, f"{variant.name}, problem {number}", command, timeout=120)
     return good
 
