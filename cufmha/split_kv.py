@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .workspaces import Workspace
 
 _FEWEST_TILES = 2
+_ITEMS_A_PROCESSOR = 4  # at most, which bounds the workspace
 # What a launch costs beside its products, in the time that a tile of keys takes: docs/split-kv.md
 _ITEM_TILES = 3
 _MERGE_TILES = 3
@@ -53,13 +54,14 @@ def choose_num_splits(
     The estimated time of the processor with most to do is least, where that gains a tenth at
     least; it counts in tiles of keys.
     """
+    tiles_q = -(-shape.seqlen_q // variant.tile_q)
     heads = spec.num_heads_q * shape.batch
     tiles = list(_tiles_of_a_turn(spec, shape, variant))
-    tiles_q = -(-shape.seqlen_q // variant.tile_q)
-    turns = heads * -(-tiles_q // 2 if variant.causal else -tiles_q)
-    most = min(max(tiles, default=0) // _FEWEST_TILES, MAX_SPLITS)
-    if not turns or turns >= processors or most < 2:
+    turns = heads * (-(-tiles_q // 2) if variant.causal else tiles_q)
+    if not turns or turns >= processors:
         return 1
+    most_items = _ITEMS_A_PROCESSOR * processors // (heads * tiles_q)
+    most = min(max(tiles) // _FEWEST_TILES, most_items, MAX_SPLITS)
 
     def cost(splits: int) -> int:
         turns_each = -(-turns * splits // processors)
@@ -67,7 +69,7 @@ def choose_num_splits(
         merge = _SPLITS_A_TILE * _MERGE_TILES + splits if splits > 1 else 0
         return _SPLITS_A_TILE * turns_each * tiles_each + merge
 
-    best = min(range(1, most + 1), key=cost)
+    best = min(range(1, max(most, 1) + 1), key=cost)
     return best if 11 * cost(best) < 10 * cost(1) else 1
 
 

@@ -78,6 +78,14 @@ def test_a_share_has_two_tiles_at_least_and_few_keys_are_not_split(chip):
     assert plan_for(64, 3 * plan.variant.tile_k, chip=chip).num_splits == 1
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_workspace_has_room_for_four_tiles_a_processor_at_most(causal):
+    for heads in range(1, 132, 9):
+        for rows in (1, 128, 256, 1000, 4096):
+            plan = plan_for(rows, 1 << 20, heads=heads, causal=causal)
+            assert plan.workspace_bytes <= 4 * 132 * plan.variant.tile_q * (128 + 2) * 4
+
+
 def test_more_keys_are_never_split_into_fewer_parts_on_an_empty_chip():
     counts = [plan_for(1, keys).num_splits for keys in (256, 1024, 4096, 16384, 65536)]
     assert counts[0] == 1 and counts[-1] > 1

@@ -30,7 +30,9 @@ CASES = [
     # rows, and a whole tile, that see no key
     Case(seqlen_q=280, seqlen_k=40, head_dim=64, dtype="f16", causal=True, num_splits=2),
     Case(seqlen_q=1, seqlen_k=130, head_dim=128, num_splits=37),
-    Case(seqlen_q=3, seqlen_k=200, head_dim=64, softmax_scale=0.0, num_splits=2),
+    Case(
+        seqlen_q=3, seqlen_k=200, head_dim=64, softmax_scale=0.0, causal="top_left", num_splits=2
+    ),
     Case(seqlen_q=3, seqlen_k=200, head_dim=64, softmax_scale=-0.5, causal=True, num_splits=2),
 ]  # fmt: skip
 FOR_THE_CARD = [
@@ -86,15 +88,20 @@ def test_one_number_of_splits_gives_the_same_bits_on_any_chip_at_any_time(arch):
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
 def test_nothing_is_read_that_was_not_written_nor_written_elsewhere(arch, monkeypatch):
-    """The workspace begins as NaN; out and lse are slices, with canaries on every side."""
+    """The workspace begins as NaN; out and lse are slices, with canaries on every side.
+
+    No query sees a key of the second part, which costs m and l and no row of O.
+    """
+    workspaces = []
 
     class Poisoned(emulator.HostMemory):
         def __init__(self, size: int) -> None:
             super().__init__(size)
             self._raw[:] = 0xFF
+            workspaces.append(self._raw[self.address - self._raw.ctypes.data :])
 
     monkeypatch.setattr(emulator, "HostMemory", Poisoned)
-    batch, rows, heads = 2, 5, 2
+    batch, rows, heads = 2, 11, 2
     q, k, v = testing.make_qkv(
         batch=batch, seqlen_q=rows, seqlen_k=130, head_dim=72, head_dim_v=40, heads_q=heads,
     )  # fmt: skip
@@ -111,6 +118,12 @@ def test_nothing_is_read_that_was_not_written_nor_written_elsewhere(arch, monkey
     )
     wide[inner][..., 8:48] = wide_lse[inner] = 1.5
     assert (wide == 1.5).all() and (wide_lse == 1.5).all()
+    count = batch * 2 * heads * rows
+    floats = workspaces[0][: count * 130 * 4].view(np.float32)
+    partial = floats[: count * 128].reshape(batch, 2, heads, rows, 128)
+    sums = floats[count * 128 :].reshape(batch, 2, heads, rows, 2)
+    assert np.isfinite(partial[:, 0]).all() and (sums[:, 0, ..., 1] > 0.5).all()
+    assert np.isnan(partial[:, 1]).all() and (sums[:, 1, ..., 1] == 0).all()
 
 
 def test_strided_operands_and_no_lse(device):
