@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from .device.base import Region
@@ -49,19 +50,24 @@ def check_num_splits(value: Any) -> int | None:
 def choose_num_splits(
     spec: AttentionSpec, shape: ProblemShape, variant: KernelVariant, processors: int
 ) -> int:
-    """Into how many parts the keys are best split: 1 where there is work for every processor.
-
-    The estimated time of the processor with most to do is least, where that gains a tenth at
-    least; it counts in tiles of keys.
-    """
+    """Into how many parts the keys are best split: 1 where there is work for every processor."""
     tiles_q = -(-shape.seqlen_q // variant.tile_q)
     heads = spec.num_heads_q * shape.batch
-    tiles = list(_tiles_of_a_turn(spec, shape, variant))
     turns = heads * (-(-tiles_q // 2) if variant.causal else tiles_q)
     if not turns or turns >= processors:
         return 1
+    tiles = tuple(_tiles_of_a_turn(spec, shape, variant))
     most_items = _ITEMS_A_PROCESSOR * processors // (heads * tiles_q)
     most = min(max(tiles) // _FEWEST_TILES, most_items, MAX_SPLITS)
+    return _fastest(turns, tiles, processors, most)
+
+
+@lru_cache(maxsize=1024)
+def _fastest(turns: int, tiles: tuple[int, ...], processors: int, most: int) -> int:
+    """The number of parts, up to `most`, for which the processor with most to do is done first.
+
+    The estimate counts in tiles of keys. 1 unless another number gains a tenth.
+    """
 
     def cost(splits: int) -> int:
         turns_each = -(-turns * splits // processors)

@@ -142,6 +142,7 @@ def _shapes() -> Iterator[tuple[int, int, str, bool, str, bool]]:
         yield head_dim, head_dim_v, dtype, causal, strategy, split_kv
 
 
+@cache
 def with_split_kv(variant: KernelVariant) -> KernelVariant:
     """The kernel that does the same for one share of the keys."""
     return next(
@@ -153,6 +154,7 @@ def with_split_kv(variant: KernelVariant) -> KernelVariant:
     )
 
 
+@cache
 def merge_variant(variant: KernelVariant) -> KernelVariant:
     """The kernel that merges what the splits of a variant leave."""
     wanted = (variant.arch, variant.head_dim_v, variant.dtype)

@@ -15,7 +15,7 @@ from cufmha.reference import Causal
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One problem; `str()` is its test id."""
+    """One problem; `str()` is its test id. Keys are not split unless it says so."""
 
     seqlen_q: int
     seqlen_k: int
@@ -30,7 +30,7 @@ class Case:
     softmax_scale: float | None = None
     spread: float = 1.0
     seed: int = 0
-    num_splits: int | None = None
+    num_splits: int | None = 1
 
     def __str__(self) -> str:
         mask = {False: "full", True: "causal", "top_left": "topleft"}[self.causal]
@@ -38,7 +38,7 @@ class Case:
         scale = "" if self.softmax_scale is None else f"-scale{self.softmax_scale:g}"
         spread = "" if self.spread == 1 else f"-spread{self.spread:g}"
         value = "" if self.head_dim_v is None else f"x{self.head_dim_v}"
-        splits = "" if self.num_splits is None else f"-splits{self.num_splits}"
+        splits = "" if self.num_splits == 1 else f"-splits{self.num_splits or 'chosen'}"
         return (
             f"{self.dtype}-d{self.head_dim}{value}-{mask}-b{self.batch}-h{heads}"
             f"-q{self.seqlen_q}-k{self.seqlen_k}-{self.layout}{scale}{spread}{splits}"
@@ -77,7 +77,7 @@ def run(
     causal: Causal = False,
     softmax_scale: float | None = None,
     layout: str = "bshd",
-    num_splits: int | None = None,
+    num_splits: int | None = 1,
 ) -> tuple[np.ndarray, np.ndarray]:
     """out and lse in "bhsd" from "bhsd" inputs, through poisoned outputs of the caller's."""
     operands = [device.put(laid_out(x, layout)) for x in (q, k, v)]
