@@ -26,6 +26,7 @@ from .spec import (
     check_scale,
     check_strategy,
 )
+from .split_kv import check_num_splits
 from .varlen import VarlenPlan, input_views, rounded
 
 _PLANS_KEPT = 256
@@ -37,14 +38,14 @@ _lock = threading.Lock()
 @overload
 def attention(
     q: Array, k: Array, v: Array, *, causal: Causal = False, softmax_scale: float | None = None,
-    layout: Layout = "bshd", out: Array | None = None, lse: Array | None = None,
-    return_lse: Literal[False] = False, stream: Stream | None = None,
+    layout: Layout = "bshd", num_splits: int | None = None, out: Array | None = None,
+    lse: Array | None = None, return_lse: Literal[False] = False, stream: Stream | None = None,
 ) -> Array: ...  # fmt: skip
 @overload
 def attention(
     q: Array, k: Array, v: Array, *, causal: Causal = False, softmax_scale: float | None = None,
-    layout: Layout = "bshd", out: Array | None = None, lse: Array | None = None,
-    return_lse: Literal[True], stream: Stream | None = None,
+    layout: Layout = "bshd", num_splits: int | None = None, out: Array | None = None,
+    lse: Array | None = None, return_lse: Literal[True], stream: Stream | None = None,
 ) -> tuple[Array, Array]: ...  # fmt: skip
 def attention(
     q: Array,
@@ -54,6 +55,7 @@ def attention(
     causal: Causal = False,
     softmax_scale: float | None = None,
     layout: Layout = "bshd",
+    num_splits: int | None = None,
     out: Array | None = None,
     lse: Array | None = None,
     return_lse: bool = False,
@@ -76,6 +78,9 @@ def attention(
         1/sqrt(head_dim) if left out; any finite value, 0 and below included.
     layout : "bshd" or "bhsd"
         The order of the axes of q, k, v and out.
+    num_splits : int, optional
+        Parts that the keys are split into, for problems with too few queries and heads to occupy
+        the card: 1 to 256, where 1 never splits; chosen by the shape if left out, as `plan` tells.
     out : array like q, optional
         Written and returned. It may share no element with q, k or v.
     lse : float32 array (batch, heads_q, seqlen_q), optional
@@ -99,13 +104,13 @@ def attention(
     UnsupportedError, DriverError, AssemblyError
         If there is no kernel, no card or driver, or a kernel does not load.
     """
-    options = (causal, softmax_scale, layout)
+    options = (causal, softmax_scale, layout, num_splits)
     return _attend((q, k, v), options, out, lse, return_lse, stream)
 
 
 def _attend(
     operands: tuple[Array, Array, Array],
-    options: tuple[Causal, float | None, Layout],
+    options: tuple[Causal, float | None, Layout, int | None],
     out: Array | None,
     lse: Array | None,
     return_lse: bool,
@@ -113,7 +118,7 @@ def _attend(
 ) -> Array | tuple[Array, Array]:
     """Finds or makes the plan for these operands and runs it."""
     q, k, v = operands
-    causal, softmax_scale, layout = options
+    causal, softmax_scale, layout, num_splits = options
     handle = _stream(q, stream)
     views = (
         as_view(q, "q", stream=handle),
@@ -124,7 +129,8 @@ def _attend(
     shapes = tuple((view.shape, view.dtype) for view in views)
     where = (chosen(), views[0].device)
     softmax_scale = check_scale(softmax_scale)
-    key = (shapes, where, type(causal), causal, softmax_scale, layout, wants_lse)
+    num_splits = check_num_splits(num_splits)
+    key = (shapes, where, type(causal), causal, softmax_scale, layout, num_splits, wants_lse)
     try:
         found = _plans.get(key)
     except TypeError:  # an option that is not hashable is refused below, by name
@@ -133,7 +139,7 @@ def _attend(
         check_layout(layout)
         spec = AttentionSpec._of_views(views, causal, softmax_scale, layout, wants_lse)
         shape = ProblemShape._of_views(views, layout)
-        found = plan(spec, shape, device=device_for(views[0]))
+        found = plan(spec, shape, device=device_for(views[0]), num_splits=num_splits)
         _keep(_plans, key, found)
     return found.execute(views, out, lse, return_lse, handle)
 

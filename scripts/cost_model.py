@@ -238,7 +238,11 @@ def slowest_block(items: list[float], heads: int, processors: int, *, causal: bo
 def beside(report: dict[str, Any], arch: str = "sm_90a", processors: int = 132) -> str:
     """The model's time for each line of a bench's report that has a clock, and the card's."""
     lines = ["| case | clock, MHz | card, us | model, us | model / card |", "|---|---|---|---|---|"]
-    dense = [v for v in variants(arch) if v.dtype == "bf16" and not v.strategy]
+    dense = [
+        v
+        for v in variants(arch)
+        if v.operation == "fmha_fwd" and v.dtype == "bf16" and not (v.strategy or v.split_kv)
+    ]
     clocks = {}
     for line in report["lines"]:
         if not line.get("mhz"):
@@ -276,7 +280,10 @@ def main() -> None:
         report(arch, variant)
         for arch, target in CHIPS.items()
         for variant in variants(target)
-        if variant.dtype == "bf16" and not variant.causal and not variant.strategy
+        if variant.operation == "fmha_fwd"
+        and not (variant.strategy or variant.split_kv)
+        and variant.dtype == "bf16"
+        and not variant.causal
     )
     print(tables)
     if options.write:

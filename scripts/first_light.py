@@ -92,6 +92,7 @@ def variants(report: dict[str, Any], arch: str) -> bool:
             continue
         for number, problem in enumerate(PROBLEMS):
             command = ["scripts/attention.py", "--device", "cuda", *problem, *shape]
+            command += ["--num-splits", "3" if variant.split_kv else "1"]
             commands.append((f"{variant.name}, problem {number}", command))
     with ThreadPoolExecutor(4) as pool:
         passed = pool.map(lambda each: step(report, *each, timeout=120), commands)

@@ -127,13 +127,14 @@ def test_the_current_stream_is_used_and_nothing_waits():
 
 
 @pytest.mark.card
-def test_a_bound_launch_can_be_captured_in_a_graph():
+@pytest.mark.parametrize("num_splits", [1, 3])
+def test_a_bound_launch_can_be_captured_in_a_graph(num_splits):
     with cufmha.use_device("cuda"):
         q, k, v = (x.cuda() for x in operands())
         out = torch.empty_like(q)
-        plan = cufmha.plan(cufmha.AttentionSpec.of(q, k, v), cufmha.ProblemShape.of(q, k, v))
-        bound = plan.bind(q, k, v, out)
-        expected = cufmha.attention(q, k, v)
+        spec, shape = cufmha.AttentionSpec.of(q, k, v), cufmha.ProblemShape.of(q, k, v)
+        bound = cufmha.plan(spec, shape, num_splits=num_splits).bind(q, k, v, out)
+        expected = cufmha.attention(q, k, v, num_splits=num_splits)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
