@@ -26,6 +26,7 @@ from .spec import (
     check_scale,
     check_strategy,
 )
+from .split_kv import check_num_splits
 from .varlen import VarlenPlan, input_views, rounded
 
 _PLANS_KEPT = 256
@@ -37,14 +38,14 @@ _lock = threading.Lock()
 @overload
 def attention(
     q: Array, k: Array, v: Array, *, causal: Causal = False, softmax_scale: float | None = None,
-    layout: Layout = "bshd", out: Array | None = None, lse: Array | None = None,
-    return_lse: Literal[False] = False, stream: Stream | None = None,
+    layout: Layout = "bshd", num_splits: int | None = None, out: Array | None = None,
+    lse: Array | None = None, return_lse: Literal[False] = False, stream: Stream | None = None,
 ) -> Array: ...  # fmt: skip
 @overload
 def attention(
     q: Array, k: Array, v: Array, *, causal: Causal = False, softmax_scale: float | None = None,
-    layout: Layout = "bshd", out: Array | None = None, lse: Array | None = None,
-    return_lse: Literal[True], stream: Stream | None = None,
+    layout: Layout = "bshd", num_splits: int | None = None, out: Array | None = None,
+    lse: Array | None = None, return_lse: Literal[True], stream: Stream | None = None,
 ) -> tuple[Array, Array]: ...  # fmt: skip
 def attention(
     q: Array,
@@ -54,6 +55,7 @@ def attention(
     causal: Causal = False,
     softmax_scale: float | None = None,
     layout: Layout = "bshd",
+    num_splits: int | None = None,
     out: Array | None = None,
     lse: Array | None = None,
     return_lse: bool = False,
@@ -76,6 +78,9 @@ def attention(
         1/sqrt(head_dim) if left out; any finite value, 0 and below included.
     layout : "bshd" or "bhsd"
         The order of the axes of q, k, v and out.
+    num_splits : int, optional
+        Parts that the keys are split into, for problems with too few queries and heads to occupy
+        the card: 1 to 256, where 1 never splits; chosen by the shape if left out, as `plan` tells.
     out : array like q, optional
         Written and returned. It may share no element with q, k or v.
     lse : float32 array (batch, heads_q, seqlen_q), optional
@@ -99,13 +104,13 @@ def attention(
     UnsupportedError, DriverError, AssemblyError
         If there is no kernel, no card or driver, or a kernel does not load.
     """
-    options = (causal, softmax_scale, layout)
+    options = (causal, softmax_scale, layout, num_splits)
     return _attend((q, k, v), options, out, lse, return_lse, stream)
 
 
 def _attend(
     operands: tuple[Array, Array, Array],
-    options: tuple[Causal, float | None, Layout],
+    options: tuple[Causal, float | None, Layout, int | None],
     out: Array | None,
     lse: Array | None,
     return_lse: bool,
@@ -113,7 +118,7 @@ def _attend(
 ) -> Array | tuple[Array, Array]:
     """Finds or makes the plan for these operands and runs it."""
     q, k, v = operands
-    causal, softmax_scale, layout = options
+    causal, softmax_scale, layout, num_splits = options
     handle = _stream(q, stream)
     views = (
         as_view(q, "q", stream=handle),
@@ -124,7 +129,8 @@ def _attend(
     shapes = tuple((view.shape, view.dtype) for view in views)
     where = (chosen(), views[0].device)
     softmax_scale = check_scale(softmax_scale)
-    key = (shapes, where, type(causal), causal, softmax_scale, layout, wants_lse)
+    num_splits = check_num_splits(num_splits)
+    key = (shapes, where, type(causal), causal, softmax_scale, layout, num_splits, wants_lse)
     try:
         found = _plans.get(key)
     except TypeError:  # an option that is not hashable is refused below, by name
@@ -133,7 +139,7 @@ def _attend(
         check_layout(layout)
         spec = AttentionSpec._of_views(views, causal, softmax_scale, layout, wants_lse)
         shape = ProblemShape._of_views(views, layout)
-        found = plan(spec, shape, device=device_for(views[0]))
+        found = plan(spec, shape, device=device_for(views[0]), num_splits=num_splits)
         _keep(_plans, key, found)
     return found.execute(views, out, lse, return_lse, handle)
 
@@ -202,15 +208,15 @@ def attention_varlen(
         As in `attention`: dtypes, strides, head counts and head_dims are the same.
     k : array (total_k, heads_kv, head_dim)
     v : array (total_k, heads_kv, head_dim_v)
-        Rows of q, k and v outside any sequence may hold anything, NaN included (of v, with
-        strategy "mask": anything finite).
+        Rows of q, k and v outside any sequence may hold anything, NaN included. With strategy
+        "mask" v must be finite there, and in other sequences for one's result to be exact.
     cu_seqlens_q, cu_seqlens_k : int32 or int64 array (batch + 1,)
         Where each sequence begins and the last one ends, where q is, or in CPU memory, which costs
         a copy a call. What they hold is read by the kernels alone: each offset counts as the
         greatest of 0 and of the offsets up to it, cut to the number of tokens, so that whatever
         they hold nothing outside the arrays is read or written.
     max_seqlen_q, max_seqlen_k : int, optional
-        The longest sequence. Results do not depend on them.
+        The longest sequence, for `check` and strategy "offset". Results do not depend on them.
     seqused_k : int32 or int64 array (batch,), optional
         Keys of each sequence that count, the first ones; cut to 0 … its length.
     strategy : str, optional
@@ -220,11 +226,13 @@ def attention_varlen(
         Read the offsets first, which waits for the stream, and refuse those that decrease, leave
         the arrays or exceed max_seqlen.
     causal : bool or "top_left"
-        By each sequence's own lengths. True: query i sees keys up to i + seqlen_k − seqlen_q.
+        By each sequence's own lengths, that of its keys being what seqused_k says. True: query i
+        sees keys up to i + seqlen_k − seqlen_q.
     softmax_scale : float, optional
         1/sqrt(head_dim) if left out.
     out : array (total_q, heads_q, head_dim_v), optional
-        Written and returned. Rows outside any sequence are left as they are.
+        Written and returned. Rows outside any sequence are left as they are; without an `out`
+        they are uninitialized.
     lse : float32 array (heads_q, total_q), optional
         Likewise.
     return_lse : bool
@@ -258,7 +266,7 @@ def attention_varlen(
         max_seqlen_k=max_seqlen_k,
     )
     kinds = tuple((tuple(view.shape[1:]), view.dtype) for view in (views.q, views.k, views.v))
-    shape = rounded(limits)
+    shape = rounded(limits, strategy)
     wants_lse = return_lse or lse is not None
     where = (chosen(), views.q.device)
     mask = Mask.of(causal)

@@ -11,10 +11,11 @@ from .array.dtype import DType
 from .array.overlap import shares_memory
 from .array.stream import resolve_stream
 from .array.view import TensorView
-from .errors import ArgumentError
+from .errors import ArgumentError, PlanError
 
 if TYPE_CHECKING:
     from .device.base import Device
+    from .spec import AttentionSpec
 
 LARGEST_GRID: Final = (1 << 31) - 1
 LOG2_E: Final = 1 / math.log(2)
@@ -42,6 +43,12 @@ def check_places(device: Device, named: Iterable[tuple[str, TensorView | None]])
             )
 
 
+def check_lse_planned(spec: AttentionSpec, wanted: bool) -> None:
+    """A plan made without the log-sum-exp does not write it."""
+    if wanted and not spec.lse:
+        raise PlanError("lse: this plan was made without it; make it with AttentionSpec(lse=True)")
+
+
 def check_apart(
     name: str, a: TensorView, span_a: int, other: str, b: TensorView, span_b: int
 ) -> None:
@@ -66,6 +73,11 @@ def itemsize(view: TensorView) -> int:
     return _ITEMSIZES.get(view.dtype, 1)
 
 
+def pitch(view: TensorView, axis: int) -> int:
+    """Elements from one index of the axis to the next; an axis of extent 1 may say anything."""
+    return view.strides[axis] if view.shape[axis] > 1 else 0
+
+
 def span(view: TensorView) -> int:
     """Bytes from the first element to the end of the last."""
     if not holds_elements(view):
@@ -81,4 +93,6 @@ def _axes(view: TensorView) -> tuple[tuple[int, int], ...]:
 
 def _place(device: tuple[str, int]) -> str:
     kind, number = device
-    return {"cuda": f"card {number}", "cpu": "the CPU"}.get(kind, f"{kind}:{number}")
+    # JAX can divide the CPU into several devices.
+    cpu = f"CPU device {number}" if number else "the CPU"
+    return {"cuda": f"card {number}", "cpu": cpu}.get(kind, f"{kind}:{number}")

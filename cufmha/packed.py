@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .array.view import TensorView
 from .errors import ArgumentError, DTypeError
+from .spec import check_count
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,26 +40,11 @@ class PackedShape:
 
     def __post_init__(self) -> None:
         for name in ("batch", "total_q", "total_k"):
-            value = getattr(self, name)
-            if not 0 <= value < 1 << 31:
-                raise ArgumentError(f"{name}: must be 0 to 2^31 - 1, got {value}")
+            object.__setattr__(self, name, check_count(name, getattr(self, name)))
         for name in ("max_seqlen_q", "max_seqlen_k"):
-            object.__setattr__(self, name, check_max_seqlen(name, getattr(self, name)))
-
-
-def check_max_seqlen(name: str, value: Any) -> int | None:
-    """None, or a whole number from 0 on."""
-    if value is None:
-        return None
-    try:
-        number = None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = None
-    if number is None:
-        raise DTypeError(f"{name}: must be a whole number or None, got {type(value).__name__}")
-    if not 0 <= number < 1 << 31:
-        raise ArgumentError(f"{name}: must be 0 to 2^31 - 1, got {number}")
-    return number
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, check_count(name, value))
 
 
 def check_lengths_array(name: str, view: TensorView, entries: int | None = None) -> None:

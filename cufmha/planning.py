@@ -14,15 +14,17 @@ from .array.dtype import DType
 from .array.view import TensorView, as_view, framework_of
 from .device import current_device
 from .device.base import Region
-from .errors import ArgumentError, DTypeError, PlanError, UnsupportedError
-from .kernels.catalog import KernelVariant
+from .errors import ArgumentError, DTypeError, UnsupportedError
+from .kernels.catalog import KernelVariant, with_split_kv
 from .operands import (
     LARGEST_GRID,
     LOG2_E,
     check_apart,
+    check_lse_planned,
     check_places,
     holds_elements,
     itemsize,
+    pitch,
     span,
     stream_for,
 )
@@ -33,12 +35,16 @@ from .spec import (
     AttentionSpec,
     Mask,
     ProblemShape,
+    check_distinct,
     check_lse_memory,
     check_memory,
     check_operands,
     check_result,
+    dtype_name,
 )
+from .split_kv import SplitLaunch, Splits, check_num_splits, choose_num_splits
 from .tma import TensorMapSpec
+from .workspaces import Workspace, own_workspace, shared_workspace
 
 if TYPE_CHECKING:
     from .device.base import Device, Launch
@@ -84,14 +90,20 @@ class PlanReport:
 
 @overload
 def plan(
-    spec: AttentionSpec, shape: ProblemShape, *, device: int | Device | None = None
+    spec: AttentionSpec, shape: ProblemShape, *, device: int | Device | None = None,
+    num_splits: int | None = None,
 ) -> Plan: ...  # fmt: skip
 @overload
 def plan(
-    spec: AttentionSpec, shape: PackedShape, *, device: int | Device | None = None
+    spec: AttentionSpec, shape: PackedShape, *, device: int | Device | None = None,
+    num_splits: int | None = None,
 ) -> VarlenPlan: ...  # fmt: skip
 def plan(
-    spec: AttentionSpec, shape: ProblemShape | PackedShape, *, device: int | Device | None = None
+    spec: AttentionSpec,
+    shape: ProblemShape | PackedShape,
+    *,
+    device: int | Device | None = None,
+    num_splits: int | None = None,
 ) -> Plan | VarlenPlan:
     """Choose and load the kernel for a problem.
 
@@ -102,6 +114,12 @@ def plan(
         The latter for packed sequences, whose spec has layout "thd".
     device : int or Device, optional
         A card's number; the device in use if left out.
+    num_splits : int, optional
+        Parts that the keys are split into, 1 to 256, each for a processor of its own; a second
+        kernel merges their results. 1 never splits. If left out, as many as make a problem
+        fastest that has fewer tiles of queries than the device has processors, by an estimate,
+        and 1 for others (docs/split-kv.md). Results are those of one number bit for bit, and
+        differ by rounding from one number to another. Packed sequences are not split.
 
     Raises
     ------
@@ -109,7 +127,9 @@ def plan(
         If no kernel serves the problem, with the reasons.
     DriverError, AssemblyError
     DTypeError
-        If spec or shape is something else.
+        If spec or shape is something else, or num_splits no whole number.
+    ArgumentError
+        If num_splits is out of range, or above 1 with packed sequences.
     """
     if not isinstance(spec, AttentionSpec):
         raise DTypeError(f"spec: must be AttentionSpec, got {type(spec).__name__}")
@@ -126,11 +146,16 @@ def plan(
     support = select(spec, device.arch)
     if support.variant is None:
         raise UnsupportedError("; ".join(support.reasons))
+    num_splits = check_num_splits(num_splits)
     if isinstance(shape, PackedShape):
         from .varlen import VarlenPlan
 
+        if num_splits not in (None, 1):
+            raise ArgumentError(
+                f"num_splits: must be 1 or None with packed sequences, got {num_splits}"
+            )
         return VarlenPlan(spec, shape, variant=support.variant, device=device)
-    return Plan(spec, shape, variant=support.variant, device=device)
+    return Plan(spec, shape, variant=support.variant, device=device, num_splits=num_splits)
 
 
 class Plan:
@@ -142,21 +167,35 @@ class Plan:
     shape : ProblemShape
     variant : KernelVariant
     device : Device
+    num_splits : int
+        Parts that the keys are split into.
     workspace_bytes : int
-        Device memory taken beyond out and lse: none.
+        Device memory that a launch uses beyond out and lse: none unless keys are split. All plans
+        share one workspace for each stream that `run` is called on; a bound launch has its own.
     """
 
-    workspace_bytes = 0
-
     def __init__(
-        self, spec: AttentionSpec, shape: ProblemShape, *, variant: KernelVariant, device: Device
+        self,
+        spec: AttentionSpec,
+        shape: ProblemShape,
+        *,
+        variant: KernelVariant,
+        device: Device,
+        num_splits: int | None = None,
     ) -> None:
-        self.spec, self.shape, self.variant, self.device = spec, shape, variant, device
+        if num_splits is None:
+            num_splits = choose_num_splits(spec, shape, variant, device.processors)
         self.tiles_q = -(-shape.seqlen_q // variant.tile_q)
         self.items = self.tiles_q * spec.num_heads_q * shape.batch
+        self.num_splits = num_splits if self.items else 1
+        self.items *= self.num_splits
+        if self.num_splits > 1:
+            variant = with_split_kv(variant)
+        self.spec, self.shape, self.variant, self.device = spec, shape, variant, device
         if self.items > LARGEST_GRID:
             raise UnsupportedError(
-                f"batch x heads x tiles of {variant.tile_q} query rows must be at most "
+                f"batch x heads x tiles of {variant.tile_q} query rows"
+                f"{' x num_splits' if self.num_splits > 1 else ''} must be at most "
                 f"{LARGEST_GRID}, got {self.items}"
             )
         self.grid = min(self.items, device.processors) if variant.persistent else self.items
@@ -171,6 +210,10 @@ class Plan:
         self._templates: OrderedDict[tuple[Any, ...], _Template] = OrderedDict()
         self._lock = threading.Lock()
         self._kernel = device.kernel(variant) if self.items else None
+        self._splits: Splits | None = None
+        if self.num_splits > 1:
+            self._splits = Splits(spec, shape, self.num_splits, variant=variant, device=device)
+        self.workspace_bytes = self._splits.workspace_bytes if self._splits else 0
 
     def _laid_out(self, heads: int, rows: int, head_dim: int | None) -> tuple[int, ...]:
         middle = (rows, heads) if self.spec.layout == "bshd" else (heads, rows)
@@ -188,6 +231,7 @@ class Plan:
             "causal_offset": bottom_right if spec.mask is Mask.CAUSAL else 0,
             "num_tiles_q": self.tiles_q,
             "num_tiles": self.items,
+            "num_splits": self.num_splits,
         }
 
     # ---- running
@@ -222,10 +266,7 @@ class Plan:
         ArgumentError, DTypeError
             If an operand is not as planned.
         """
-        if (return_lse or lse is not None) and not self.spec.lse:
-            raise PlanError(
-                "lse: this plan was made without it; make it with AttentionSpec(lse=True)"
-            )
+        check_lse_planned(self.spec, return_lse or lse is not None)
         handle = stream_for(self.device, stream, framework_of(q))
         views = tuple(as_view(x, name, stream=handle) for x, name in ((q, "q"), (k, "k"), (v, "v")))
         if (
@@ -269,17 +310,27 @@ class Plan:
                 q, self.shape_lse, DType.F32, device=self.device, stream=stream
             )
         if self.items:
-            self._launch(Operands(q, k, v, out_view, lse_view))(stream)
+            workspace = None
+            if self._splits:
+                workspace = shared_workspace(self.device, stream, self.workspace_bytes)
+            self._launch(Operands(q, k, v, out_view, lse_view), workspace)(stream)
         return (finish_out(), finish_lse()) if return_lse else finish_out()
 
     def bind(
         self, q: Array, k: Array, v: Array, out: Array, lse: Array | None = None
     ) -> BoundLaunch:
-        """Fix all operands, for launches that cost one driver call."""
+        """Fix all operands, for launches that cost one driver call.
+
+        Raises
+        ------
+        PlanError
+            For an lse, if the plan was made without it.
+        """
         return BoundLaunch(self, q, k, v, out, lse)
 
     def operands(self, q: Array, k: Array, v: Array, out: Array, lse: Array | None) -> Operands:
         """All operands as views, held to the plan."""
+        check_lse_planned(self.spec, lse is not None)
         views = tuple(as_view(x, name) for x, name in ((q, "q"), (k, "k"), (v, "v")))
         self._explain_mismatch(views)
         out_view = as_view(out, "out")
@@ -302,7 +353,8 @@ class Plan:
         ):
             if view.dtype is not self.spec.dtype:
                 raise ArgumentError(
-                    f"{name}: the plan is for {self.spec.dtype.long_name}, got {view.dtype}"
+                    f"{name}: the plan is for {self.spec.dtype.long_name}, "
+                    f"got {dtype_name(view.dtype)}"
                 )
             if tuple(view.shape) != wanted:
                 raise ArgumentError(
@@ -317,7 +369,7 @@ class Plan:
 
     # ---- launches
 
-    def _launch(self, operands: Operands) -> Launch:
+    def _launch(self, operands: Operands, workspace: Workspace | None = None) -> Launch:
         """The launch for these operands, from the latest ones if it is there."""
         q, k, v, out, lse = operands
         strides = (
@@ -326,23 +378,47 @@ class Plan:
         pointers = (
             q.pointer, k.pointer, v.pointer, out.pointer, None if lse is None else lse.pointer,
         )  # fmt: skip
-        key = (pointers, strides)
+        key = (pointers, strides, workspace and workspace.address)
         with self._lock:
             launch = self._launches.get(key)
             if launch is not None:
                 self._launches.move_to_end(key)
                 return launch
-            template = self._templates.get(strides)
-        if template is None:
-            template = self._make_template(operands)
-        block = self._pointed(template, operands)
-        assert self._kernel is not None  # there are items
-        launch = self._kernel.prepare(grid=self.grid, params=block, regions=_regions(operands))
+        launch = self._prepare(operands, strides, workspace)
         with self._lock:
-            self._templates[strides] = template
             self._launches[key] = launch
             if len(self._launches) > _LAUNCHES_KEPT:
                 self._launches.popitem(last=False)
+        return launch
+
+    def bound(self, operands: Operands, workspace: Workspace | None) -> Launch:
+        """The launch for these operands; one with a workspace is kept by nobody here."""
+        if workspace is None:
+            return self._launch(operands)
+        strides = tuple(None if view is None else view.strides for view in operands)
+        return self._prepare(operands, strides, workspace)
+
+    def _prepare(
+        self, operands: Operands, strides: tuple[Any, ...], workspace: Workspace | None
+    ) -> Launch:
+        with self._lock:
+            template = self._templates.get(strides)
+        if template is None:
+            template = self._make_template(operands)
+        block = self._pointed(template, operands, workspace)
+        assert self._kernel is not None  # there are items
+        if self._splits is None or workspace is None:
+            regions = _regions(operands)
+        else:
+            regions = [*_regions(operands)[:3], self._splits.region(workspace)]
+        launch: Launch = self._kernel.prepare(grid=self.grid, params=block, regions=regions)
+        if self._splits is not None and workspace is not None:
+            merge = self._splits.prepare(
+                operands.out, operands.lse, self._scalars["scale_log2"], workspace
+            )
+            launch = SplitLaunch(launch, merge, workspace)
+        with self._lock:
+            self._templates[strides] = template
             if len(self._templates) > _TEMPLATES_KEPT:
                 self._templates.popitem(last=False)
         return launch
@@ -353,23 +429,28 @@ class Plan:
         q, _, _, _, lse = operands
         variant, layout = self.variant, self.spec.layout
         rows = (variant.box_rows_q, variant.box_rows_kv, variant.box_rows_kv, variant.box_rows_o)
+        assert self._kernel is not None  # there are items
+        parameters = self._kernel.parameters
         values: dict[str, int | float | bytes] = dict(self._scalars)
         for name, view, box_rows in zip(_MAPS, operands[:4], rows, strict=True):
+            if name not in parameters.fields:
+                continue
             spec = tensor_map(view, layout=layout, box_rows=box_rows)
             # An empty array has no address; no kernel touches its map's memory.
             values[name] = self.device.encode(
                 spec, view.pointer if holds_elements(view) else q.pointer
             )
         values["lse"] = 0 if lse is None else lse.pointer
-        values["lse_stride_batch"] = 0 if lse is None else lse.strides[0]
-        values["lse_stride_head"] = 0 if lse is None else lse.strides[1]
-        assert self._kernel is not None  # there are items
-        parameters = self._kernel.parameters
+        values["lse_stride_batch"] = 0 if lse is None else pitch(lse, 0)
+        values["lse_stride_head"] = 0 if lse is None else pitch(lse, 1)
+        values["partial_o"] = values["partial_sums"] = 0  # of the launch's workspace
         wanted = {name: value for name, value in values.items() if name in parameters.fields}
         spans = tuple(0 if view is None else span(view) for view in operands)
         return _Template(bytes(parameters.pack(wanted)), spans)
 
-    def _pointed(self, template: _Template, operands: Operands) -> bytes:
+    def _pointed(
+        self, template: _Template, operands: Operands, workspace: Workspace | None
+    ) -> bytes:
         """The template's block for other addresses, which are held to their own rules."""
         assert self._kernel is not None  # there are items
         q, k, v, out, lse = operands
@@ -384,17 +465,22 @@ class Plan:
         block = bytearray(template.block)
         fields = self._kernel.parameters.fields
         for name, view in zip(_MAPS, operands[:4], strict=True):
-            if holds_elements(view):
+            if name in fields and holds_elements(view):
                 self.device.readdress(block, fields[name].offset, view.pointer)
-        if lse is not None:
-            at = fields["lse"].offset
-            block[at : at + 8] = lse.pointer.to_bytes(8, "little")
+        places = {"lse": lse.pointer} if lse is not None else {}
+        if self._splits is not None and workspace is not None:
+            places = self._splits.places(workspace)
+        for name, address in places.items():
+            at = fields[name].offset
+            block[at : at + 8] = address.to_bytes(8, "little")
         return bytes(block)
 
     def _check_memory(self, operands: Operands) -> None:
+        check_distinct("out", operands.out)
         for name, view in zip(("q", "k", "v", "out"), operands[:4], strict=True):
             check_memory(name, view)
         if operands.lse is not None:
+            check_distinct("lse", operands.lse)
             check_lse_memory(operands.lse)
 
     # ---- telling
@@ -410,7 +496,8 @@ class Plan:
                 ("tile", f"{variant.tile_q} queries x {variant.tile_k} keys"),
                 ("block", f"{variant.threads} threads, {variant.smem_bytes} shared bytes"),
                 ("registers", ", ".join(f"{r} x {t} threads" for r, t in variant.roles) or "even"),
-                ("grid", f"{self.grid} blocks for {self.items} tiles, {waves:.2f} a processor"),
+                ("splits", f"{self.num_splits} of the keys of a tile of queries"),
+                ("grid", f"{self.grid} blocks for {self.items} items, {waves:.2f} a processor"),
                 ("workspace", f"{self.workspace_bytes} bytes"),
             )
         )
@@ -420,9 +507,10 @@ class Plan:
 
 
 class BoundLaunch:
-    """A plan with its operands fixed and kept alive: calling it is one launch.
+    """A plan with its operands fixed and kept alive, and a workspace of its own where it needs one.
 
-    It allocates and encodes nothing, so it may be captured in a CUDA graph.
+    Calling it is one launch, or two where keys are split. It allocates and encodes nothing, so it
+    may be captured in a CUDA graph. Launches of one bound launch must not overlap.
     """
 
     def __init__(
@@ -430,13 +518,16 @@ class BoundLaunch:
     ) -> None:
         self.plan = plan
         self._arrays: dict[str, Any] = {"q": q, "k": k, "v": v, "out": out, "lse": lse}
+        self._workspace: Workspace | None = None
+        if plan.workspace_bytes:
+            self._workspace = own_workspace(plan.device, plan.workspace_bytes)
         self._bind()
 
     def _bind(self) -> None:
         operands = self.plan.operands(**self._arrays)
         self._operands = operands
         self._framework = operands.q.framework
-        self._launch = self.plan._launch(operands) if self.plan.items else None
+        self._launch = self.plan.bound(operands, self._workspace) if self.plan.items else None
 
     def __call__(self, stream: Stream | None = None) -> None:
         """Launch on a stream, the current one of q's framework if left out."""
@@ -457,7 +548,7 @@ class BoundLaunch:
         Raises
         ------
         PlanError
-            For an lse where none was bound, which the plan may not provide for.
+            For an lse, if the plan was made without it.
         """
         given = {"q": q, "k": k, "v": v, "out": out, "lse": lse}
         before = self._arrays

@@ -26,7 +26,7 @@ class Support:
 
 def select(spec: AttentionSpec, arch: str) -> Support:
     """The kernel for a spec on a chip ("sm_90a", "sm_100a", "sm_103a")."""
-    offered = [variant for variant in variants(arch) if variant.operation == "fmha_fwd"]
+    offered = [v for v in variants(arch) if v.operation == "fmha_fwd" and not v.split_kv]
     if not offered:
         return Support(None, (f"there is no kernel for {arch}",))
     wanted = {

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal, Self
 
 from .array.dtype import DType
+from .array.overlap import overlaps_itself
 from .array.view import TensorView, as_view
 from .errors import ArgumentError, DTypeError
 from .kernels.catalog import STRATEGIES
@@ -83,9 +85,11 @@ class AttentionSpec:
 
     def __post_init__(self) -> None:
         check_dtype("dtype", self.dtype)
+        for name in ("num_heads_q", "num_heads_kv", "head_dim"):
+            object.__setattr__(self, name, whole_number(name, getattr(self, name)))
         check_head_dim("head_dim", self.head_dim)
-        if self.head_dim_v is None:
-            object.__setattr__(self, "head_dim_v", self.head_dim)
+        dim_v = self.head_dim if self.head_dim_v is None else self.head_dim_v
+        object.__setattr__(self, "head_dim_v", whole_number("head_dim_v", dim_v))
         check_head_dim("head_dim_v", self.head_dim_v, MAX_HEAD_DIM_V)
         for name in ("num_heads_q", "num_heads_kv"):
             if getattr(self, name) < 1:
@@ -171,9 +175,7 @@ class ProblemShape:
 
     def __post_init__(self) -> None:
         for name in ("batch", "seqlen_q", "seqlen_k"):
-            value = getattr(self, name)
-            if not 0 <= value < 1 << 31:
-                raise ArgumentError(f"{name}: must be 0 to 2^31 - 1, got {value}")
+            object.__setattr__(self, name, check_count(name, getattr(self, name)))
 
     @classmethod
     def of(cls, q: Any, k: Any, v: Any, *, layout: Layout = "bshd") -> Self:
@@ -204,8 +206,29 @@ def operand_views(
     )
 
 
-def check_layout(layout: str, *others: str) -> None:
-    if layout not in (*LAYOUTS, *others):
+def whole_number(name: str, value: Any) -> int:
+    """As an int: NumPy's integers wrap around where Python's do not."""
+    if type(value) is int:
+        return value
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None:
+        raise DTypeError(f"{name}: must be a whole number, got {type(value).__name__}")
+    return number
+
+
+def check_count(name: str, value: Any) -> int:
+    """A number of sequences or rows, as an int."""
+    number = whole_number(name, value)
+    if not 0 <= number < 1 << 31:
+        raise ArgumentError(f"{name}: must be 0 to 2^31 - 1, got {number}")
+    return number
+
+
+def check_layout(layout: Any, *others: str) -> None:
+    if not isinstance(layout, str) or layout not in (*LAYOUTS, *others):
         known = " or ".join(f'"{name}"' for name in (*LAYOUTS, *others))
         raise ArgumentError(f"layout: must be {known}, got {layout!r}")
 
@@ -214,9 +237,9 @@ def check_strategy(strategy: Any) -> Strategy:
     """One of `STRATEGIES`; None is the default."""
     if strategy is None:
         return DEFAULT_STRATEGY
-    if strategy not in STRATEGIES:
+    if not isinstance(strategy, str) or strategy not in STRATEGIES:
         raise ArgumentError(f"strategy: must be one of {', '.join(STRATEGIES)}, got {strategy!r}")
-    return strategy  # type: ignore[no-any-return]
+    return strategy  # type: ignore[return-value]
 
 
 def check_scale(scale: Any) -> float | None:
@@ -224,7 +247,7 @@ def check_scale(scale: Any) -> float | None:
     if scale is None:
         return None
     try:
-        value = None if isinstance(scale, str | bytes) else float(scale)
+        value = None if isinstance(scale, bool | str | bytes) else float(scale)
     except OverflowError:
         value = math.inf
     except (TypeError, ValueError):
@@ -279,7 +302,8 @@ def check_operands(q: TensorView, k: TensorView, v: TensorView, *, layout: str) 
     for name, view in named[1:]:
         if view.dtype is not q.dtype:
             raise DTypeError(
-                f"{name}: dtype must be that of q, {_name(q.dtype)}, got {_name(view.dtype)}"
+                f"{name}: dtype must be that of q, {dtype_name(q.dtype)}, "
+                f"got {dtype_name(view.dtype)}"
             )
     for name, view in named:
         check_head_dim(name, view.shape[-1], MAX_HEAD_DIM_V if name == "v" else MAX_HEAD_DIM)
@@ -305,7 +329,8 @@ def check_operands(q: TensorView, k: TensorView, v: TensorView, *, layout: str) 
     check_heads(q.shape[heads], k.shape[heads], "q", "k")
 
 
-def _name(dtype: DType | str) -> str:
+def dtype_name(dtype: DType | str) -> str:
+    """For messages."""
     return dtype.long_name if isinstance(dtype, DType) else dtype
 
 
@@ -316,19 +341,22 @@ def check_result(name: str, view: TensorView, shape: tuple[int, ...], dtype: DTy
             f"{name}: must have {len(shape)} axes, got {len(view.shape)}: {tuple(view.shape)}"
         )
     if view.dtype is not dtype:
-        raise DTypeError(f"{name}: dtype must be {dtype.long_name}, got {_name(view.dtype)}")
+        raise DTypeError(f"{name}: dtype must be {dtype.long_name}, got {dtype_name(view.dtype)}")
     if tuple(view.shape) != shape:
         raise ArgumentError(f"{name}: shape must be {shape}, got {tuple(view.shape)}")
     if view.framework == "jax":
         raise ArgumentError(f"{name}: must be writable, got a JAX array, which is immutable")
     if view.readonly:
         raise ArgumentError(f"{name}: must be writable, got a read-only array")
-    for axis, (extent, stride) in enumerate(zip(view.shape, view.strides, strict=True)):
-        if stride == 0 and extent > 1 and 0 not in view.shape:
-            raise ArgumentError(
-                f"{name}: no two elements may share memory, got stride 0 on axis {axis} "
-                f"of extent {extent}"
-            )
+
+
+def check_distinct(name: str, view: TensorView) -> None:
+    """No result is written over another."""
+    if overlaps_itself(tuple(zip(view.shape, view.strides, strict=True))):
+        raise ArgumentError(
+            f"{name}: no two elements may share memory, got strides of {tuple(view.strides)} "
+            f"elements for shape {tuple(view.shape)}"
+        )
 
 
 def check_memory(name: str, view: TensorView) -> None:

@@ -12,21 +12,23 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 from .array.alloc import allocate
 from .array.dtype import DType
 from .array.view import TensorView, as_view, framework_of
 from .device.base import Region, outside
-from .errors import ArgumentError, PlanError, UnsupportedError
+from .errors import ArgumentError, UnsupportedError
 from .kernels.catalog import SORTED_SEQUENCES, KernelVariant, schedule_variant
 from .memory.registry import guard_bytes
 from .operands import (
     LARGEST_GRID,
     LOG2_E,
     check_apart,
+    check_lse_planned,
     check_places,
+    pitch,
     place_of,
     span,
     stream_for,
@@ -43,10 +45,12 @@ from .spec import (
     PACKED,
     AttentionSpec,
     Mask,
+    check_distinct,
     check_lse_memory,
     check_memory,
     check_operands,
     check_result,
+    dtype_name,
 )
 from .strategies import (
     MAP_SLOT_BYTES,
@@ -67,6 +71,9 @@ _WORKSPACES_KEPT = 16
 _BOTTOM_RIGHT, _TOP_LEFT = -1, 0
 _TICKET_WORDS = 4
 _ON_HOST = ("cpu", 0)
+_PER_THREAD = 2  # the driver's handle for a stream of which each thread has its own
+
+_thread = threading.local()
 
 
 class VarlenInputs(NamedTuple):
@@ -100,21 +107,43 @@ class VarlenResults(NamedTuple):
     lse: TensorView | None
 
 
+class _Workspace:
+    """Memory of launches that follow one another on a stream, and their lock.
+
+    All that a launch consists of goes into the stream under the lock: another thread's launch in
+    between would overwrite the table of work before it is read.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self.address = memory.address
+        self.lock = threading.Lock()
+
+
+class _Upload(NamedTuple):
+    """A copy from CPU memory; it does not keep the caller's array alive."""
+
+    address: int
+    source: int
+    size: int
+
+
 @dataclass(frozen=True, slots=True)
 class _VarlenLaunch:
     """Copies of offsets that are in CPU memory, then both kernels. Keeps the workspace alive."""
 
     device: Device
-    uploads: tuple[tuple[int, TensorView], ...]
+    uploads: tuple[_Upload, ...]
     schedule: Launch
     attention: Launch
-    workspace: Memory
+    workspace: _Workspace
 
     def __call__(self, stream: int) -> None:
-        for address, view in self.uploads:
-            self.device.upload(address, view.pointer, view.shape[0] * offset_bytes(view), stream)
-        self.schedule(stream)
-        self.attention(stream)
+        with self.workspace.lock:
+            for upload in self.uploads:
+                self.device.upload(*upload, stream)
+            self.schedule(stream)
+            self.attention(stream)
 
 
 class VarlenPlan:
@@ -150,7 +179,7 @@ class VarlenPlan:
         self._places = _Places.of(variant, shape.batch, self.grid)
         self.workspace_bytes = self._places.end
         self._launches: OrderedDict[tuple[Any, ...], _VarlenLaunch] = OrderedDict()
-        self._workspaces: OrderedDict[int, Memory] = OrderedDict()
+        self._workspaces: OrderedDict[tuple[Any, ...], _Workspace] = OrderedDict()
         self._lock = threading.Lock()
         self._kernel = device.kernel(variant)
         self._schedule = device.kernel(schedule_variant(variant.arch, shape.batch))
@@ -198,10 +227,7 @@ class VarlenPlan:
         ArgumentError, DTypeError
             If an operand is not as planned.
         """
-        if (return_lse or lse is not None) and not self.spec.lse:
-            raise PlanError(
-                "lse: this plan was made without it; make it with AttentionSpec(lse=True)"
-            )
+        check_lse_planned(self.spec, return_lse or lse is not None)
         handle = stream_for(self.device, stream, framework_of(q))
         inputs = input_views(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, stream=handle)
         return self.execute(inputs, self.shape, check, out, lse, return_lse, handle)
@@ -256,6 +282,11 @@ class VarlenPlan:
         """Fix all operands, for launches that allocate and encode nothing.
 
         What the offsets hold may change from launch to launch, in a CUDA graph too.
+
+        Raises
+        ------
+        PlanError
+            For an lse, if the plan was made without it.
         """
         return VarlenBoundLaunch(self, (q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, out, lse))
 
@@ -308,7 +339,9 @@ class VarlenPlan:
             if got != planned:
                 raise ArgumentError(f"{name}: the plan is for {planned}, got {got}")
         if q.dtype is not spec.dtype:
-            raise ArgumentError(f"q: the plan is for {spec.dtype.long_name}, got {q.dtype}")
+            raise ArgumentError(
+                f"q: the plan is for {spec.dtype.long_name}, got {dtype_name(q.dtype)}"
+            )
         for name, got, most in (
             ("q: number of tokens", q.shape[0], shape.total_q),
             ("k: number of tokens", k.shape[0], shape.total_k),
@@ -350,8 +383,9 @@ class VarlenPlan:
         if is_empty(inputs):
             self.check_results(inputs, results)
             return None
+        queue = _queue(stream)
         key = (
-            stream,
+            *queue,
             *((view.pointer, tuple(view.shape), tuple(view.strides), view.dtype)
               if view is not None else None for view in (*inputs, *results)),
             # The same address may have lost its guard since.
@@ -362,12 +396,12 @@ class VarlenPlan:
             if launch is not None:
                 self._launches.move_to_end(key)
                 return launch
-            workspace = self._workspaces.get(stream)
+            workspace = self._workspaces.get(queue)
         if workspace is None:
-            workspace = self.device.workspace(self.workspace_bytes)
+            workspace = self.workspace()
         launch = self.prepare(inputs, results, workspace)
         with self._lock:
-            self._workspaces[stream] = workspace
+            self._workspaces[queue] = workspace
             self._launches[key] = launch
             if len(self._launches) > _LAUNCHES_KEPT:
                 self._launches.popitem(last=False)
@@ -375,11 +409,17 @@ class VarlenPlan:
                 self._workspaces.popitem(last=False)
         return launch
 
+    def workspace(self) -> _Workspace:
+        """One of its own, for launches that follow one another."""
+        return _Workspace(self.device.workspace(self.workspace_bytes))
+
     def check_results(self, inputs: VarlenInputs, results: VarlenResults) -> None:
         """Memory rules of the results, and that they share no element with anything else."""
+        check_distinct("out", results.out)
         check_memory("out", results.out)
         check_limits(self.strategy, "out", results.out)
         if results.lse is not None:
+            check_distinct("lse", results.lse)
             check_lse_memory(results.lse)
         others = list(zip(VarlenInputs._fields, inputs, strict=True))
         for name, result in zip(VarlenResults._fields, results, strict=True):
@@ -389,18 +429,20 @@ class VarlenPlan:
             others.append((name, result))
 
     def prepare(
-        self, inputs: VarlenInputs, results: VarlenResults, workspace: Memory
+        self, inputs: VarlenInputs, results: VarlenResults, workspace: _Workspace
     ) -> _VarlenLaunch:
         """Encode the tensor maps and fill in both kernels' parameters."""
         self.check_results(inputs, results)
         q, k, lse = inputs.q, inputs.k, results.lse
         places, base, home = self._places, workspace.address, place_of(self.device)
-        uploads, addresses, wide = [], [], 0
+        uploads: list[_Upload] = []
+        addresses, wide = [], 0
         for bit, ((_, view), at) in enumerate(zip(inputs.lengths, places.offsets, strict=True)):
             address = 0 if view is None else view.pointer
             if view is not None and view.device != home:
                 address = base + at
-                uploads.append((address, view))
+                size = view.shape[0] * offset_bytes(view)
+                uploads.append(_Upload(address, view.pointer, size))
             if view is not None and view.dtype == "int64":
                 wide |= 1 << bit
             addresses.append(address)
@@ -416,7 +458,7 @@ class VarlenPlan:
             "workspace": base,
             "maps": base + places.maps,
             "lse": 0 if lse is None else lse.pointer,
-            "lse_stride_head": 0 if lse is None else lse.strides[0],
+            "lse_stride_head": 0 if lse is None else pitch(lse, 0),
             "num_heads_q": self.spec.num_heads_q,
             "group_size": self.spec.num_heads_q // self.spec.num_heads_kv,
             "scale_log2": self.spec.scale * LOG2_E,
@@ -501,6 +543,7 @@ class VarlenBoundLaunch:
         self.plan = plan
         self._arrays = arrays
         *given, out, lse = arrays
+        check_lse_planned(plan.spec, lse is not None)
         inputs = input_views(*given, stream=0)
         plan.check_inputs(inputs)
         results = VarlenResults(
@@ -512,8 +555,7 @@ class VarlenBoundLaunch:
         if is_empty(inputs):
             plan.check_results(inputs, results)
         else:
-            workspace = plan.device.workspace(plan.workspace_bytes)
-            self._launch = plan.prepare(inputs, results, workspace)
+            self._launch = plan.prepare(inputs, results, plan.workspace())
 
     def __call__(self, stream: Stream | None = None) -> None:
         """Launch on a stream, the current one of q's framework if left out."""
@@ -536,19 +578,36 @@ def input_views(
     )
 
 
+def _queue(stream: int) -> tuple[Any, ...]:
+    """What orders launches: a stream, by its handle and, if need be, the thread."""
+    if stream != _PER_THREAD:
+        return (stream, None)
+    if not hasattr(_thread, "token"):
+        _thread.token = object()  # unlike the thread's number it is never used again
+    return (stream, _thread.token)
+
+
 def is_empty(inputs: VarlenInputs) -> bool:
     """Without sequences or queries nothing is written."""
     return inputs.batch == 0 or inputs.q.shape[0] == 0
 
 
-def rounded(shape: PackedShape) -> PackedShape:
-    """Sequences and tokens up to the next power of two, so that one plan serves many calls."""
+def rounded(shape: PackedShape, strategy: Strategy) -> PackedShape:
+    """Sequences and tokens up to the next power of two, so that one plan serves many calls.
+
+    The longest sequences, which are others at each call, are kept for the strategy that uses them.
+    """
 
     def up(count: int) -> int:
         return min(1 << (count - 1).bit_length(), (1 << 31) - 1) if count else 0
 
-    return replace(
-        shape, batch=up(shape.batch), total_q=up(shape.total_q), total_k=up(shape.total_k)
+    longest = (shape.max_seqlen_q, shape.max_seqlen_k) if strategy == "offset" else (None, None)
+    return PackedShape(
+        batch=up(shape.batch),
+        total_q=up(shape.total_q),
+        total_k=up(shape.total_k),
+        max_seqlen_q=longest[0],
+        max_seqlen_k=longest[1],
     )
 
 

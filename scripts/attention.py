@@ -56,6 +56,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--dtype", choices=("bf16", "f16"), default="bf16")
     add("--causal", nargs="?", const="bottom_right", choices=("bottom_right", "top_left"))
     add("--softmax-scale", type=float, help="1/sqrt(head_dim) if left out")
+    add("--num-splits", type=int, help="parts of the keys; chosen by the shape if left out")
     add("--layout", choices=("bshd", "bhsd"), default="bshd")
     add("--seed", type=int, default=0)
     add("--out", type=Path, help="write out and lse to this .npz")
@@ -180,9 +181,13 @@ def report(arguments: argparse.Namespace, q: Any, k: Any, v: Any) -> int:
         put, get = (to_card, from_card) if arguments.device == "cuda" else (same, same)
         operands = [put(x) for x in (q, k, v)]
         spec = cufmha.AttentionSpec.of(*operands, causal=causal, layout=arguments.layout)
-        support = cufmha.is_supported(spec)
+        shape = cufmha.ProblemShape.of(*operands, layout=arguments.layout)
+        plan = cufmha.plan(spec, shape, num_splits=arguments.num_splits)
         start = time.perf_counter()
-        out, lse = cufmha.attention(*operands, layout=arguments.layout, return_lse=True, **options)
+        out, lse = cufmha.attention(
+            *operands, layout=arguments.layout, num_splits=arguments.num_splits, return_lse=True,
+            **options,
+        )  # fmt: skip
         out, lse = get(out), get(lse)
         seconds = time.perf_counter() - start
     with console.status("computing the reference in float64"):
@@ -192,7 +197,8 @@ def report(arguments: argparse.Namespace, q: Any, k: Any, v: Any) -> int:
     got = turn(np.asarray(out), arguments.layout)
     table = Table(title="attention forward", show_header=False)
     rows = {
-        "kernel": str(support.variant),
+        "kernel": str(plan.variant),
+        "parts of the keys": str(plan.num_splits),
         "device": arguments.device if arguments.device == "cuda" else f"emulator {arguments.arch}",
         "q, k, v": f"{q.shape}, {k.shape}, {v.shape} {q.dtype} {arguments.layout}",
         "mask": arguments.causal or "none",

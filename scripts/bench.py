@@ -7,7 +7,8 @@
     python scripts/bench.py table docs/bench/h200-forward.json
 
 FA3_LIBRARY names a folder with libdew_flash_attn3.so (from the wheel dew-flash-attn-cu13), which is
-called through JAX. TFLOP/s count 4·batch·heads·seqlen²·head_dim, halved under a causal mask.
+called through JAX. TFLOP/s count 4·batch·heads·seqlen²·head_dim, halved under a causal mask. Few
+queries against many keys are timed in microseconds, with keys split among processors and without.
 
 Device time: each contender in turn gets a burst of about 0.1 s behind an untimed lead-in as long,
 so that it runs at the clock it sustains; the median of several rounds, by CUDA events, over
@@ -60,18 +61,48 @@ class Case:
         return f"d{self.head_dim} s{self.seqlen} {'causal' if self.causal else 'full'}"
 
 
-SHEET = [
-    Case(seqlen, head_dim, causal)
-    for head_dim, seqlen, causal in itertools.product(
-        (64, 128), (512, 2048, 8192, 16384), (False, True)
-    )
+@dataclass(frozen=True)
+class FewQueries:
+    """Few queries and heads against many keys, what splitting keys is for; in microseconds."""
+
+    seqlen: int
+    keys: int
+    heads: int
+    head_dim: int
+    causal: bool = False
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return 1, self.seqlen, self.heads, self.head_dim
+
+    @property
+    def shape_k(self) -> tuple[int, int, int, int]:
+        return 1, self.keys, self.heads, self.head_dim
+
+    def __str__(self) -> str:
+        return f"d{self.head_dim} h{self.heads} q{self.seqlen} keys {self.keys}"
+
+
+SHEET: list[Case | FewQueries] = [
+    *(
+        Case(seqlen, head_dim, causal)
+        for head_dim, seqlen, causal in itertools.product(
+            (64, 128), (512, 2048, 8192, 16384), (False, True)
+        )
+    ),
+    *(
+        FewQueries(seqlen, keys, heads, head_dim)
+        for head_dim, (seqlen, keys, heads) in itertools.product(
+            (64, 128), ((128, 16384, 4), (1, 100_000, 1), (1, 8192, 32), (512, 4096, 8))
+        )
+    ),
 ]
 
 
 # ---- contenders: each turns a case into a callable that enqueues one launch
 
 
-def ours(case: Case) -> Callable[[], object]:
+def ours(case: Case | FewQueries, num_splits: int | None = None) -> Callable[[], object]:
     import torch
 
     import cufmha
@@ -81,28 +112,35 @@ def ours(case: Case) -> Callable[[], object]:
         out = torch.empty_like(q)
         lse = torch.empty(case.shape[0], case.shape[2], case.seqlen, device="cuda")
         spec = cufmha.AttentionSpec.of(q, k, v, causal=case.causal, lse=True)
-        launches.append(cufmha.plan(spec, cufmha.ProblemShape.of(q, k, v)).bind(q, k, v, out, lse))
+        plan = cufmha.plan(spec, cufmha.ProblemShape.of(q, k, v), num_splits=num_splits)
+        launches.append(plan.bind(q, k, v, out, lse))
     turn = itertools.cycle(launches)
     return lambda: next(turn)()
 
 
-def fa2(case: Case) -> Callable[[], object]:
+def fa2(case: Case | FewQueries) -> Callable[[], object]:
     return torch_sdpa(case, "FLASH_ATTENTION")
 
 
-def cudnn(case: Case) -> Callable[[], object]:
+def cudnn(case: Case | FewQueries) -> Callable[[], object]:
     return torch_sdpa(case, "CUDNN_ATTENTION")
 
 
-def torch_sets(case: Case) -> list[list[Any]]:
+def shapes(case: Any) -> tuple[tuple[int, ...], ...]:
+    """Of q, k and v."""
+    keys = getattr(case, "shape_k", case.shape)
+    return case.shape, keys, keys
+
+
+def torch_sets(case: Case | FewQueries) -> list[list[Any]]:
     import torch
 
     rng = torch.Generator("cuda").manual_seed(0)
     draw = functools.partial(torch.randn, generator=rng, device="cuda", dtype=torch.bfloat16)
-    return [[draw(case.shape) for _ in "qkv"] for _ in range(SETS)]
+    return [[draw(shape) for shape in shapes(case)] for _ in range(SETS)]
 
 
-def torch_sdpa(case: Case, backend: str) -> Callable[[], object]:
+def torch_sdpa(case: Case | FewQueries, backend: str) -> Callable[[], object]:
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
 
@@ -124,14 +162,14 @@ class Fa3:
 
     launches = 6
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case | FewQueries) -> None:
         import jax
         import torch
 
         register_fa3()
         keys = iter(jax.random.split(jax.random.key(0), 3 * SETS))
         self.sets = [
-            tuple(jax.random.normal(next(keys), case.shape, "bfloat16") for _ in "qkv")
+            tuple(jax.random.normal(next(keys), shape, "bfloat16") for shape in shapes(case))
             for _ in range(SETS)
         ]
 
@@ -163,7 +201,7 @@ class Fa3:
         return events[0].elapsed_time(events[1]) * 1e-3
 
 
-def fa3_forward(q: Any, k: Any, v: Any, case: Case) -> Any:
+def fa3_forward(q: Any, k: Any, v: Any, case: Case | FewQueries) -> Any:
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -246,7 +284,7 @@ def interleaved(
 def device_times(arguments: argparse.Namespace) -> None:
     import torch
 
-    makers: dict[str, Callable[[Case], Any]] = {"cufmha": ours, "fa2": fa2, "cudnn": cudnn}
+    makers: dict[str, Callable[[Any], Any]] = {"cufmha": ours, "fa2": fa2, "cudnn": cudnn}
     if "FA3_LIBRARY" in os.environ:
         makers["fa3"] = Fa3
     report = about()
@@ -255,13 +293,39 @@ def device_times(arguments: argparse.Namespace) -> None:
         if arguments.only and arguments.only not in str(case):
             continue
         contenders = {name: make(case) for name, make in makers.items()}
+        if isinstance(case, FewQueries):
+            contenders["cufmha unsplit"] = ours(case, num_splits=1)
         seconds = interleaved(contenders, rounds=arguments.rounds, burst=arguments.burst)
-        rates = {name: t and round(case.flops / t / 1e12, 1) for name, t in seconds.items()}
-        report["lines"].append({"case": str(case), "seconds": seconds, "tflops": rates})
-        print(f"{case!s:20}", *(f"{name} {rate}" for name, rate in rates.items()), flush=True)
+        line: dict[str, Any] = {"case": str(case), "seconds": seconds}
+        if isinstance(case, Case):
+            shown = {name: t and round(case.flops / t / 1e12, 1) for name, t in seconds.items()}
+            line["tflops"] = shown
+        else:
+            shown = {name: t and round(t * 1e6, 1) for name, t in seconds.items()}
+        report["lines"].append(line | {"mhz": settled_mhz(contenders["cufmha"])})
+        print(f"{case!s:20}", *(f"{name} {value}" for name, value in shown.items()), flush=True)
         save(arguments.out, report)
         del contenders
         torch.cuda.empty_cache()
+
+
+def settled_mhz(launch: Callable[[], object], seconds: float = 0.6) -> float | None:
+    """The processors' clock that the card settles at under a kernel; None if it is not told."""
+    import torch
+
+    query = ["nvidia-smi", "--query-gpu=clocks.sm", "--format=csv,noheader,nounits", "-lms", "20"]
+    try:
+        reader = subprocess.Popen(query, stdout=subprocess.PIPE, text=True)
+    except OSError:
+        return None
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        for _ in range(20):
+            launch()
+        torch.cuda.synchronize()
+    reader.terminate()
+    told = [float(line) for line in reader.communicate()[0].splitlines() if line.strip().isdigit()]
+    return statistics.median(told[len(told) // 2 :]) if told else None
 
 
 # ---- host time
@@ -358,14 +422,24 @@ def print_table(arguments: argparse.Namespace) -> None:
         for line in report["lines"]:
             print(f"| {line['case']} | {line['microseconds']} |")
         return
-    names = list(report["lines"][0]["tflops"])
+    whole = [line for line in report["lines"] if "tflops" in line]
+    names = list(whole[0]["tflops"]) if whole else []
     print(f"| bf16, TFLOP/s | {' | '.join(names)} | cufmha / fa3 |")
     print("|---" * (len(names) + 2) + "|")
-    for line in report["lines"]:
+    for line in whole:
         rates = line["tflops"]
         share = f"{rates['cufmha'] / rates['fa3']:.0%}" if rates.get("fa3") else "–"
         cells = " | ".join("–" if rates[name] is None else f"{rates[name]:.0f}" for name in names)
         print(f"| {line['case']} | {cells} | {share} |")
+    few = [line["seconds"] for line in report["lines"] if "tflops" not in line]
+    if few:
+        print(f"\n| bf16, microseconds | {' | '.join(few[0])} |")
+        print("|---" * (len(few[0]) + 1) + "|")
+    for line in report["lines"]:
+        if "tflops" not in line:
+            times = line["seconds"].values()
+            cells = " | ".join("–" if t is None else f"{t * 1e6:.1f}" for t in times)
+            print(f"| {line['case']} | {cells} |")
 
 
 def command_line(

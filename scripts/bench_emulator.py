@@ -48,6 +48,7 @@ def main() -> None:
     variant = next(
         v for v in variants(TARGETS[options.arch])
         if v.head_dim == shape[3] and v.dtype == "bf16" and v.causal == options.causal
+        and not (v.strategy or v.split_kv)
     )  # fmt: skip
     start = time.perf_counter()
     module = Module(

@@ -4,6 +4,7 @@
 
     python scripts/cost_model.py                 # print the tables
     python scripts/cost_model.py --write         # and put them into docs/cost-model.md
+    python scripts/cost_model.py --against docs/bench/h200-forward.json   # beside a card's times
 
 Counted is what one more tile of keys adds: the difference of two runs, over the tiles between them.
 """
@@ -11,11 +12,14 @@ Counted is what one more tile of keys adds: the difference of two runs, over the
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import bench
 import ml_dtypes
 import numpy as np
 
@@ -211,15 +215,75 @@ def report(arch: str, variant: KernelVariant) -> str:
     return "\n".join(lines)
 
 
+def item_clocks(variant: KernelVariant, seqlen: int, clocks: float) -> list[float]:
+    """Of each Q tile of a head of self-attention, `clocks` for 128 x 128 scores."""
+    found = []
+    for first in range(0, seqlen, variant.tile_q):
+        keys = min(first + variant.tile_q, seqlen) if variant.causal else seqlen
+        tiles = -(-keys // variant.tile_k)
+        found.append(clocks * variant.tile_q * variant.tile_k * tiles / (128 * 128))
+    return found
+
+
+def slowest_block(items: list[float], heads: int, processors: int, *, causal: bool) -> float:
+    """Clocks of the block with the most work: items in turn, under a causal mask pairs of them."""
+    n = len(items)
+    turns = items * heads
+    if causal:
+        turns = [items[n - 1 - i] + items[i] for i in range(n // 2)] * heads
+        turns += [items[n // 2]] * (heads if n % 2 else 0)
+    return max(sum(turns[block::processors]) for block in range(min(processors, len(turns))))
+
+
+def beside(report: dict[str, Any], arch: str = "sm_90a", processors: int = 132) -> str:
+    """The model's time for each line of a bench's report that has a clock, and the card's."""
+    lines = ["| case | clock, MHz | card, us | model, us | model / card |", "|---|---|---|---|---|"]
+    dense = [
+        v
+        for v in variants(arch)
+        if v.operation == "fmha_fwd" and v.dtype == "bf16" and not (v.strategy or v.split_kv)
+    ]
+    clocks = {}
+    for line in report["lines"]:
+        if not line.get("mhz"):
+            continue
+        head_dim, seqlen, mask = re.fullmatch(r"d(\d+) s(\d+) (\w+)", line["case"]).groups()  # type: ignore[union-attr]
+        named = {v.causal: v for v in dense if v.head_dim == int(head_dim) == v.head_dim_v}
+        if head_dim not in clocks:
+            busy = cycles(named[False], arch, per_tile(named[False], arch))
+            clocks[head_dim] = max(busy.values())
+        variant = named[mask == "causal"]
+        items = item_clocks(variant, int(seqlen), clocks[head_dim])
+        heads = bench.TOKENS // int(seqlen) * (bench.HIDDEN // int(head_dim))
+        slowest = slowest_block(items, heads, processors, causal=variant.causal)
+        card, model = line["seconds"]["cufmha"] * 1e6, slowest / line["mhz"]
+        row = (
+            line["case"],
+            f"{line['mhz']:.0f}",
+            f"{card:.1f}",
+            f"{model:.1f}",
+            f"{model / card:.2f}",
+        )
+        lines.append("| " + " | ".join(row) + " |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true", help="put the tables into the document")
+    parser.add_argument("--against", type=Path, help="a report of scripts/bench.py device")
     options = parser.parse_args()
+    if options.against:
+        print(beside(json.loads(options.against.read_text())))
+        return
     tables = "\n".join(
         report(arch, variant)
         for arch, target in CHIPS.items()
         for variant in variants(target)
-        if variant.dtype == "bf16" and not variant.causal and not variant.strategy
+        if variant.operation == "fmha_fwd"
+        and not (variant.strategy or variant.split_kv)
+        and variant.dtype == "bf16"
+        and not variant.causal
     )
     print(tables)
     if options.write:

@@ -94,8 +94,10 @@ def by_other_means() -> dict[str, set[str]]:
             if operation_of(name) and ("*" in name or is_form(name)):
                 found[name].add(path.name)
     for variant in variants():
-        if variant.strategy and not (variant.dtype == "bf16" and variant.causal):
-            continue  # has no instruction that its dense twin or this one's strategy lacks
+        if (variant.strategy or variant.split_kv) and not (
+            variant.dtype == "bf16" and variant.causal
+        ):
+            continue  # has no instruction that its dense twin or this one lacks
         for name in forms_of(render(variant).text):
             found[name].add(variant.file)
     return found

@@ -6,9 +6,9 @@
 
 Each step is a process of its own, since a fault on a card ends every later call of the process
 that met it. The steps: what the card and driver say of themselves; the recorded probes of an H200,
-run on this card (without what only Hopper has); every kernel variant on small problems against
-float64; the tests; the sheet of times beside the rivals that are installed. Nothing is written but
-the report.
+run on this card (without what only Hopper has); every kernel variant and strategy on small problems
+against float64; the tests; the sheet of times beside the rivals that are installed. Nothing is
+written but the report.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -76,18 +77,26 @@ def facts() -> dict[str, Any]:
 
 
 def variants(report: dict[str, Any], arch: str) -> bool:
-    """Every kernel of the chip, each in a process of its own."""
+    """Every kernel and strategy of the chip, each in a process of its own, a few at a time."""
     from cufmha.kernels.catalog import variants as catalog
 
-    good = True
+    commands: list[tuple[str, list[str]]] = []
     for variant in catalog(arch):
+        if variant.operation != "fmha_fwd":
+            continue
+        shape = ["--head-dim", str(variant.head_dim), "--head-dim-v", str(variant.head_dim_v)]
+        shape += ["--dtype", variant.dtype, *(["--causal"] if variant.causal else [])]
+        if variant.strategy:
+            command = ["scripts/attention_varlen.py", "--strategy", variant.strategy]
+            commands.append((variant.name, [*command, "--device", "cuda", *shape]))
+            continue
         for number, problem in enumerate(PROBLEMS):
-            command = ["scripts/attention.py", "--device", "cuda", *problem]
-            command += ["--head-dim", str(variant.head_dim), "--dtype", variant.dtype]
-            command += ["--head-dim-v", str(variant.head_dim_v)]
-            command += ["--causal"] if variant.causal else []
-            good &= step(report, f"{variant.name}, problem {number}", command, timeout=120)
-    return good
+            command = ["scripts/attention.py", "--device", "cuda", *problem, *shape]
+            command += ["--num-splits", "3" if variant.split_kv else "1"]
+            commands.append((f"{variant.name}, problem {number}", command))
+    with ThreadPoolExecutor(4) as pool:
+        passed = pool.map(lambda each: step(report, *each, timeout=120), commands)
+    return all(passed)
 
 
 def main() -> int:
@@ -109,7 +118,8 @@ def main() -> int:
         command = ["scripts/record_golden.py", "--compare", "tests/emu/golden", "--target", arch]
         good &= step(report, f"probes: {family}", [*command, "--family", family], timeout=120)
     good &= variants(report, arch)
-    tests = ["-m", "pytest", "-q", "--device", "cuda", "tests/kernels", "-p", "no:cacheprovider"]
+    tests = ["-m", "pytest", "-q", "--device", "cuda", "tests/kernels", "tests/memory"]
+    tests += ["-p", "no:cacheprovider"]
     tests += ["-n", "4"] if find_spec("xdist") else []
     good &= step(report, "tests", [*tests, "-p", "no:benchmark"], timeout=900)
     if not arguments.skip_times:

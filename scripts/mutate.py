@@ -213,6 +213,7 @@ class Bench:
             v
             for v in catalog.variants(arch)
             if (v.head_dim, v.dtype, v.causal, v.strategy) == (head_dim, dtype, causal, "")
+            and not v.split_kv
         )
         self.module = parse(render.render(self.variant).text, self.variant.file)
         self.mutations = mutations(self.module)

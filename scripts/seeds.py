@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     rows: list[dict[str, Any]] = []
     case = mutate.Case(20, 400)
     for variant in catalog.variants(arguments.arch):
-        if variant.operation != "fmha_fwd" or variant.strategy:
+        if variant.operation != "fmha_fwd" or variant.strategy or variant.split_kv:
             continue
         deep = variant.name.endswith(DEEP)
         bench = mutate.Bench(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cufmha import _env
@@ -38,6 +39,15 @@ def test_the_jax_example_runs_on_the_emulator():
     with jax.default_device(jax.devices("cpu")[0]), cufmha.use_device("emulator", arch="sm_90a"):
         exec(compile(block, "README.md", "exec"), names)
     assert names["out"].shape == (1, 256, 4, 64)
+
+
+@pytest.mark.parametrize("page", ["varlen", "memory"])
+def test_the_first_example_of_a_page_runs_without_a_card(page):
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    block = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0]
+    names: dict[str, object] = {}
+    exec(compile(block, f"docs/{page}.md", "exec"), names)
+    assert not np.asarray(names["out"])[:3].any()
 
 
 @pytest.mark.card

@@ -129,10 +129,11 @@ def _release(address: int) -> None:
 def collect() -> None:
     """Drops exports that nobody took and nobody holds any more. Every export calls it."""
     for address in list(_exported):
-        capsule = _exported[address][0]
+        # A consumer in another thread may let go meanwhile.
+        capsule = _exported.get(address, (None,))[0]
         # the table, `capsule` and getrefcount's own argument
-        if sys.getrefcount(capsule) <= 3 and _is_valid(capsule, b"dltensor"):
-            del _exported[address]
+        if capsule and sys.getrefcount(capsule) <= 3 and _is_valid(capsule, b"dltensor"):
+            _exported.pop(address, None)
 
 
 # It must outlive every export, so it lives as long as the module.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether two strided arrays share an element: exact, and fast for the usual layouts."""
+"""Whether strided arrays share an element, or one's own do: exact, fast for usual layouts."""
 
 from __future__ import annotations
 
@@ -39,6 +39,39 @@ def shares_memory(
     # −s·x with 0 ≤ x ≤ m is s·y − s·m with y = m − x.
     reach = sum(stride * most for stride, most in theirs)
     return _solvable(_merged(ours + theirs), pointer_b - pointer_a + reach)
+
+
+def overlaps_itself(axes: Sequence[tuple[int, int]]) -> bool:
+    """Whether two elements of an array are one in memory.
+
+    Parameters
+    ----------
+    axes : sequence of (extent, stride in elements)
+        A negative stride is as good as a positive one.
+    """
+    if any(n == 0 for n, _ in axes):
+        return False
+    steps = sorted((abs(stride), extent - 1) for extent, stride in axes if extent > 1)
+    reach = 0
+    for stride, most in steps:
+        if stride <= reach:
+            return _repeats(steps)
+        reach += stride * most
+    return bool(steps) and steps[0][0] == 0
+
+
+def _repeats(steps: list[tuple[int, int]]) -> bool:
+    """Whether sum d_i·s_i = 0 has a solution with −most_i ≤ d_i ≤ most_i other than zero.
+
+    Some d_i is then at least 1, which may be any of them: x_i = d_i − 1 for that one and
+    x_j = d_j + most_j for the others makes it the question that `_solvable` answers.
+    """
+    for at, (stride, most) in enumerate(steps):
+        others = [(s, m) for other, (s, m) in enumerate(steps) if other != at]
+        terms = _merged([(stride, most - 1), *((s, 2 * m) for s, m in others)])
+        if _solvable(terms, sum(s * m for s, m in others) - stride):
+            return True
+    return False
 
 
 def _merged(terms: list[tuple[int, int]]) -> list[tuple[int, int]]:

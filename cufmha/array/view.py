@@ -77,6 +77,12 @@ def _reader(kind: type, name: str) -> Reader:
                 break
             if package == "torch" and not hasattr(kind, "data_ptr"):
                 break
+            if base.__module__.startswith("torch._subclasses."):
+                raise DTypeError(
+                    f"{name}: is a {kind.__name__}, which has no memory, so this runs while "
+                    "torch.compile or torch.export traces; call it outside of what they trace, or "
+                    "from a function marked with torch.compiler.disable"
+                )
             if package in ("jax", "jaxlib") and not hasattr(kind, "__dlpack__"):
                 break
             if package == "cupy" and not hasattr(kind, "__cuda_array_interface__"):
@@ -167,6 +173,8 @@ def _read_jax(name: str, array: Any, stream: int) -> TensorView:
             f"{name}: is a JAX tracer ({type(array).__name__}), so this runs inside jit, grad or "
             "vmap; call it with concrete arrays"
         )
+    if array.is_deleted():
+        raise DTypeError(f"{name}: is a JAX array that has been deleted or donated")
     view = _read_dlpack(name, array, stream)
     return view._replace(framework="jax", readonly=True)
 
@@ -185,12 +193,12 @@ def _read_padded(name: str, array: Any, stream: int) -> TensorView:
 
 def _read_dlpack(name: str, array: Any, stream: int) -> TensorView:
     """The producer makes `stream` wait for its own work, as DLPack lays down."""
-    kind, _ = array.__dlpack_device__()
-    on_card = int(kind) in (dlpack.CUDA, dlpack.CUDA_MANAGED)
     try:
+        kind, _ = array.__dlpack_device__()
+        on_card = int(kind) in (dlpack.CUDA, dlpack.CUDA_MANAGED)
         options = {"stream": stream or 1} if on_card else {}
         found = dlpack.read(array.__dlpack__(**options))
-    except (BufferError, TypeError, ValueError, RuntimeError) as error:
+    except (AttributeError, BufferError, TypeError, ValueError, RuntimeError) as error:
         raise DTypeError(
             f"{name}: {type(array).__module__}.{type(array).__qualname__} does not give its memory "
             f"by DLPack ({str(error).splitlines()[0]})"

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import Misaligned, OutOfBounds, ReadOnly, Uninitialized, WrongSpace
 from .lanes import Owner, Warp
-from .memory import GRANULE, LOCAL, PARAM, SHARED, LocalMemory, Range, SharedMemory
+from .memory import LOCAL, PARAM, SHARED, LocalMemory, Range, SharedMemory
 from .ordering import Cells
 from .types import LANES, UNSIGNED
 
@@ -81,7 +81,7 @@ def _changes_nothing(
     """Warps that all store the value which is there already do no harm to each other."""
     if not isinstance(memory, SharedMemory) or memory.shadow is None:
         return False
-    if not memory.shadow.initialized[index * view.itemsize // GRANULE].all():
+    if not memory.shadow.initialized[index * view.itemsize].all():  # type: ignore[index]
         return False
     return all(
         (view[index + number] == (each if part is None else each[part])).all()
@@ -244,23 +244,8 @@ def check(
     shadow = memory.shadow
     if shadow is None:
         return
-    offsets = where
-    if isinstance(memory, Range):
-        offsets = (where - np.uint64(memory.lo)).astype(np.int64)
-    if nbytes < GRANULE:
-        if write:
-            shadow.initialized[offsets // GRANULE] = True
-        return
-    g = offsets // GRANULE
-    if nbytes > GRANULE:
-        g = (g[:, None] + np.arange(-(-nbytes // GRANULE))).ravel()
-    lo, hi = int(offsets.min()), int(offsets.max()) + nbytes
-    if strong:
-        if write:
-            shadow.initialized[g] = True
-        shadow.strong(w, g, lo, hi, write=write)
-    else:
-        (shadow.write if write else shadow.read)(w, g, lo, hi)
+    offsets = memory.offsets(where) if isinstance(memory, Range) else where
+    shadow.access(w, offsets, nbytes, write=write, strong=strong)
 
 
 # ---- local memory

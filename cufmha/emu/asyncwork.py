@@ -128,5 +128,6 @@ class AsyncQueue:
                 warp=op.warp.index,
             ) from None  # fmt: skip
         op.complete = True
+        op.after = []
         if self.observer:
             self.observer(op, True)

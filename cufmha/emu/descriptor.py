@@ -64,15 +64,38 @@ class MatrixDescriptor:
         return cls((bits & 0x3FFF) << 4, (bits >> 16 & 0x3FFF) << 4, (bits >> 32 & 0x3FFF) << 4,
                    names[code])  # fmt: skip
 
-    def offsets(self, rows: int, columns: int, size: int, *, mn_major: bool) -> np.ndarray:
-        """Byte offset in shared memory of element (row, k); rows run along m or n."""
-        flat = _layout(self.leading, self.stride, self.swizzle, rows, columns, size, mn_major)
-        _, shift, mask = SWIZZLES[self.swizzle]
-        where = flat + self.start
-        return where ^ (where >> shift & mask) if mask else where
+    def operand(self, rows: int, columns: int, size: int, *, mn_major: bool) -> Operand:
+        """Where the elements (row, k) of `size` bytes lie; rows run along m or n."""
+        return _operand(self, rows, columns, size, mn_major)
 
 
-@lru_cache(maxsize=256)
+@dataclass(frozen=True)
+class Operand:
+    """`index`: (rows, columns) of the elements in shared memory seen as elements of their size;
+    all lie within bytes [lo, hi)."""
+
+    index: np.ndarray
+    lo: int
+    hi: int
+
+
+@lru_cache(maxsize=128)  # a kernel's stages times the steps along k
+def _operand(
+    descriptor: MatrixDescriptor, rows: int, columns: int, size: int, mn_major: bool
+) -> Operand:
+    flat = _layout(
+        descriptor.leading, descriptor.stride, descriptor.swizzle, rows, columns, size, mn_major
+    )
+    _, shift, mask = SWIZZLES[descriptor.swizzle]
+    where = flat + descriptor.start
+    if mask:
+        where ^= where >> shift & mask
+    index = where // size
+    index.setflags(write=False)
+    return Operand(index, int(where.min()), int(where.max()) + size)
+
+
+@lru_cache(maxsize=32)
 def _layout(
     leading: int, stride: int, swizzle: str, rows: int, columns: int, size: int, mn_major: bool
 ) -> np.ndarray:

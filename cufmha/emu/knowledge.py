@@ -3,7 +3,8 @@
 
 Every warp counts epochs. It starts a new one whenever it publishes (arrives at a barrier, fences),
 so "warp i, epoch e" names all that i did before its (e+1)-th publication. `clock[i] >= e` means:
-ordered before me. `proxied[i] >= e`: also made visible to the async proxy by a proxy fence.
+ordered before me. `proxied[m, i] >= e`: also made visible to the async proxy by a proxy fence, as
+far as memory m goes: 0 is global memory, 1 + r the shared memory of the cluster's block r.
 `foreign` holds the clocks of other clusters learned through global atomics.
 """
 
@@ -13,20 +14,23 @@ import numpy as np
 
 
 class Knowledge:
-    __slots__ = ("clock", "done", "foreign", "proxied", "tensor")
+    __slots__ = ("clock", "clocks", "done", "foreign", "proxied")
 
-    def __init__(self, warps: int) -> None:
-        self.clock = np.zeros(warps, np.int32)
-        self.proxied = np.zeros(warps, np.int32)
-        self.tensor = np.zeros(warps, np.int32)
+    def __init__(self, clocks: np.ndarray) -> None:
+        """`clocks`: (2 + blocks of the cluster, warps of the cluster), `clock` on top."""
+        self.clocks = clocks
+        self.clock, self.proxied = clocks[0], clocks[1:]
         self.done: set[int] = set()
         self.foreign: dict[int, Knowledge] = {}
 
+    @classmethod
+    def nothing(cls, blocks: int, warps: int) -> Knowledge:
+        """For a cluster of `blocks` blocks and `warps` warps in all."""
+        return cls(np.zeros((2 + blocks, warps), np.int64))
+
     def join(self, other: Knowledge) -> None:
         """Learn all that `other` holds (of the same cluster)."""
-        np.maximum(self.clock, other.clock, out=self.clock)
-        np.maximum(self.proxied, other.proxied, out=self.proxied)
-        np.maximum(self.tensor, other.tensor, out=self.tensor)
+        np.maximum(self.clocks, other.clocks, out=self.clocks)
         self.done |= other.done
         if other.foreign:
             for cluster, theirs in other.foreign.items():
@@ -42,10 +46,7 @@ class Knowledge:
         self.done |= other.done
 
     def copy(self) -> Knowledge:
-        twin = Knowledge(len(self.clock))
-        twin.clock[:] = self.clock
-        twin.proxied[:] = self.proxied
-        twin.tensor[:] = self.tensor
+        twin = Knowledge(self.clocks.copy())
         twin.done = set(self.done)
         twin.foreign = dict(self.foreign)
         return twin

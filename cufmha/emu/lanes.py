@@ -301,7 +301,7 @@ class Cluster(Owner):
         self.ctas: list[Cta] = []
 
     def new_knowledge(self) -> Knowledge:
-        return Knowledge(self.size * self.machine.warps_per_cta)
+        return Knowledge.nothing(self.size, self.size * self.machine.warps_per_cta)
 
     @property
     def done(self) -> bool:
@@ -312,6 +312,7 @@ class Cluster(Owner):
         for cta in self.ctas:
             for warp in cta.warps:
                 warp.R = []
+                warp.knowledge = self.new_knowledge()
                 warp._states.clear()
             cta.shared.release()
             cta._states.clear()

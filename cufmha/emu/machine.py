@@ -119,6 +119,7 @@ class Machine(Owner):
     def _run(self) -> None:
         waiting = self._waiting = self._clusters()
         self.resident: list[Cluster] = []
+        self.retired: list[Cluster] = []  # ended, but some of their work has not
         size = self.cluster[0] * self.cluster[1] * self.cluster[2]
         total = self.grid[0] * self.grid[1] * self.grid[2]
         finished, stale = 0, 0
@@ -194,8 +195,11 @@ class Machine(Owner):
         for found in self.global_memory.ranges:
             if found.shadow is not None:
                 found.shadow.forget_settled()
-        if not any(op.warp.cta.cluster is cluster for op in self.queue.waiting):
-            cluster.dissolve()
+        self.retired.append(cluster)
+        busy = {op.warp.cta.cluster for op in self.queue.waiting}
+        for gone in [c for c in self.retired if c not in busy]:
+            self.retired.remove(gone)
+            gone.dissolve()
 
     def _stuck(self) -> EmulationError:
         """Who waits for what; lanes that wait for their own warp are the root of it."""

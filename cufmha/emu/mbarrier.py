@@ -163,10 +163,8 @@ class Mbarriers:
     def invalidate(self, warp: Warp, offset: int) -> None:
         self.get(offset)
         del self.at[offset]
-        shadow = self.cta.shared.shadow
-        if shadow:
-            shadow.initialized[offset // 4 : offset // 4 + 2] = False
-            shadow.remove_object(offset)
+        if self.cta.shared.shadow:
+            self.cta.shared.shadow.remove_object(offset)
 
     def get(self, offset: int) -> Mbarrier:
         found = self.at.get(offset)
@@ -181,8 +179,7 @@ class Mbarriers:
         self.cta.shared.view(offset, 8)
         shadow = self.cta.shared.shadow
         if shadow:
-            g = np.arange(offset // 4, offset // 4 + 2)
-            shadow.write(warp, g, offset, offset + 8)
+            shadow.access(warp, np.array([offset]), 8, write=True)
             shadow.add_object(offset, warp.line)
 
     def at_exit(self) -> None:

@@ -73,8 +73,14 @@ class Cells:
                     warp.state(Fences).seen.append((number, knowledge.copy()))
 
 
-def publish_to_async_proxy(warp: Warp) -> None:
-    """fence.proxy.async: all that the warp knows of is visible to the async proxy from here on."""
-    knowledge = warp.knowledge
-    np.maximum(knowledge.proxied, knowledge.clock, out=knowledge.proxied)
+def publish_to_async_proxy(warp: Warp, space: str = "") -> None:
+    """fence.proxy.async: what the warp knows of is visible to the async proxy from here on.
+
+    `space`: only what was done to that memory; "" stands for all of it.
+    """
+    rank = warp.cta.rank
+    rows = {"global": slice(0, 1), "shared::cta": slice(1 + rank, 2 + rank),
+            "shared::cluster": slice(1, None), "": slice(None)}[space]  # fmt: skip
+    proxied = warp.knowledge.proxied[rows]
+    np.maximum(proxied, warp.knowledge.clock, out=proxied)
     warp.bump()

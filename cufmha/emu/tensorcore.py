@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import IllegalInstruction, TmemAccess
 from . import product
 from .asyncwork import AsyncOp
-from .descriptor import InstructionDescriptor, MatrixDescriptor
+from .descriptor import InstructionDescriptor, MatrixDescriptor, Operand
 from .tmem import ROWS, Tmem, TmemOp
 
 if TYPE_CHECKING:
@@ -145,9 +145,9 @@ class TensorProduct(TmemOp):
         ]
         width = self.at.columns(inst.n)
         b_rows = inst.n // len(self.ctas)
-        self.b_at = self.b.offsets(b_rows, self.k, self.size, mn_major=inst.b_mn_major)
+        self.b_at = self.b.operand(b_rows, self.k, self.size, mn_major=inst.b_mn_major)
         if isinstance(self.a, MatrixDescriptor):
-            self.a_at = self.a.offsets(self.at.rows, self.k, self.size, mn_major=inst.a_mn_major)
+            self.a_at = self.a.operand(self.at.rows, self.k, self.size, mn_major=inst.a_mn_major)
         elif inst.a_mn_major:
             raise IllegalInstruction("A in tensor memory cannot be MN-major")
         for cta in self.ctas:
@@ -164,8 +164,8 @@ class TensorProduct(TmemOp):
             tmem.begin(self, self.at.touched(), self.column, self.column + width, write=True,
                        hazards=hazards)  # fmt: skip
             if isinstance(self.a, MatrixDescriptor):
-                begin_shared(self, cta, self.a_at, self.size)
-            begin_shared(self, cta, self.b_at, self.size)
+                begin_shared(self, cta, self.a_at)
+            begin_shared(self, cta, self.b_at)
         issuer.add(lane, self)
         self.warp.machine.queue.submit(self)
 
@@ -209,18 +209,18 @@ class TensorProduct(TmemOp):
         block = np.ascontiguousarray(cells[self._a_lanes(), column : column + _COLUMNS_OF_A])
         return product.decode(block.view(f"u{self.size}"), self.instruction.a)
 
-    def _decode(self, cta: Cta, at: np.ndarray, kind: str) -> np.ndarray:
-        return product.decode(cta.shared.views[self.size][at // self.size], kind)
+    def _decode(self, cta: Cta, at: Operand, kind: str) -> np.ndarray:
+        return product.decode(cta.shared.views[self.size].take(at.index), kind)
 
 
 def _halves(cells: np.ndarray) -> np.ndarray:
     return cells.astype(np.uint16).view(np.float16).astype(np.float32)
 
 
-def begin_shared(op: TmemOp, cta: Cta, at: np.ndarray, size: int) -> None:
+def begin_shared(op: TmemOp, cta: Cta, at: Operand) -> None:
     """Reads shared memory through the async proxy; takes the place of the thread's older reads of
     the same bytes, which end no later."""
-    lo, hi = int(at.min()), int(at.max()) + size
+    lo, hi = at.lo, at.hi
     shadow = cta.shared.shadow
     if shadow is not None:
         shadow.regions = [
@@ -245,7 +245,7 @@ class TensorCopy(TmemOp):
         if address >> 16:
             raise TmemAccess(f"a copy to lane {address >> 16}", address=address)
         self.words = words
-        self.from_ = source.offsets(rows, words, 4, mn_major=False)
+        self.from_ = source.operand(rows, words, 4, mn_major=False)
         self.targets = [np.concatenate([32 * q + np.arange(32) for q in turn]) for turn in quarters]
 
     def issue(self) -> None:
@@ -257,13 +257,13 @@ class TensorCopy(TmemOp):
         for cta in self.ctas:
             cta.state(Tmem).begin(self, lanes, self.column, self.column + self.words, write=True,
                                   hazards=hazards)  # fmt: skip
-            begin_shared(self, cta, self.from_, 4)
+            begin_shared(self, cta, self.from_)
         issuer.add(lane, self)
         self.warp.machine.queue.submit(self)
 
     def run(self) -> None:
         for cta in self.ctas:
-            words = cta.shared.views[4][self.from_ // 4]
+            words = cta.shared.views[4].take(self.from_.index)
             for lanes in self.targets:
                 cta.state(Tmem).cells[lanes, self.column : self.column + self.words] = words
 

@@ -29,6 +29,7 @@ from ..errors import (
     Uninitialized,
 )
 from .asyncwork import AsyncOp
+from .shadow import zeros
 
 if TYPE_CHECKING:
     from .lanes import Cta, Warp
@@ -92,8 +93,8 @@ class Tmem:
 
     def __init__(self, cta: Cta) -> None:
         self.cta = cta
-        self.cells = np.zeros((ROWS, COLUMNS), np.uint32)
-        self.written = np.zeros((ROWS, COLUMNS), bool)
+        self.cells = zeros(ROWS * COLUMNS, np.uint32).reshape(ROWS, COLUMNS)
+        self.written = zeros(ROWS * COLUMNS, bool).reshape(ROWS, COLUMNS)
         self.allocations: dict[int, int] = {}
         self.lines: dict[int, int] = {}
         self.relinquished = False
@@ -263,6 +264,7 @@ class TmemLoad(TmemOp):
             self.values = low & np.uint32(0xFFFF) | high << np.uint32(16)
         else:
             self.values = cells[self.lanes, self.columns]
+        del self.lanes, self.columns
 
 
 class TmemStore(TmemOp):
@@ -283,3 +285,4 @@ class TmemStore(TmemOp):
             cells[self.lanes, first + 1] = self.values >> np.uint32(16)
         else:
             cells[self.lanes, self.columns] = self.values
+        del self.lanes, self.columns, self.values

@@ -13,7 +13,7 @@ from ..tma import TensorMapSpec
 from . import tma
 from .asyncwork import AsyncOp
 from .copies import Reading
-from .memory import GRANULE, Range, SharedMemory
+from .memory import Range, SharedMemory
 from .reduction import combine
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def visible_barrier(warp: Warp, barrier: Mbarrier, kind: str) -> None:
     machine = warp.machine
     if not machine.hazards or barrier.proxied or machine.rules == "hardware":
         return
-    if warp.knowledge.proxied[barrier.initializer] < barrier.epoch:
+    if warp.knowledge.proxied[1 + barrier.cta.rank, barrier.initializer] < barrier.epoch:
         raise MissingProxyFence(
             f"{kind} signals the mbarrier initialized in line {barrier.line} with no "
             "fence.proxy.async after the initialization"
@@ -86,12 +86,6 @@ class BoxTransfer(AsyncOp):
             groups.setdefault(id(found), ([], found))[0].append(number)
         return [(np.array(numbers), found) for numbers, found in groups.values()]
 
-    def granules(self, rows: np.ndarray, found: Range) -> np.ndarray:
-        starts = (rows - np.uint64(found.lo)).astype(np.int64)
-        first = starts // GRANULE
-        count = -(-(self.row_bytes + int((starts % GRANULE).max())) // GRANULE)
-        return (first[:, None] + np.arange(count)).ravel()
-
     def gather(self) -> np.ndarray:
         """The box's bytes, (rows, bytes of a row), out-of-bounds elements filled."""
         spec, box = self.spec, self.box
@@ -144,7 +138,8 @@ class TensorLoad(BoxTransfer):
             visible_barrier(warp, barrier, self.kind)
         for numbers, found in self.ranges(write=False):
             if found.shadow:
-                found.shadow.visible_to_async(self, self.granules(self.rows[numbers], found))
+                at = found.offsets(self.rows[numbers])
+                found.shadow.visible_to_async(self, at, self.row_bytes)
 
     def run(self) -> None:
         data = self.gather().view(np.uint64).reshape(-1, 2)
@@ -183,11 +178,11 @@ class TensorStore(BoxTransfer):
         relaxed = warp.machine.rules == "hardware"
         for numbers, found in self.ranges(write=True):
             if found.shadow:
-                g = self.granules(self.rows[numbers], found)
+                at = found.offsets(self.rows[numbers])
                 if reduce:
-                    found.shadow.visible_to_async(self, g)
+                    found.shadow.visible_to_async(self, at, self.row_bytes)
                 else:
-                    found.shadow.begin_scattered(self, g, relaxed=relaxed)
+                    found.shadow.begin_scattered(self, at, self.row_bytes, relaxed=relaxed)
 
     def reading_op(self) -> Reading:
         self.reading.warp = self.warp  # type: ignore[attr-defined]
@@ -229,10 +224,8 @@ class BulkLoad(AsyncOp):
         else:
             self.range = warp.machine.global_memory.find(at, nbytes)
             if self.range.shadow:
-                lo = at - self.range.lo
-                self.range.shadow.visible_to_async(
-                    self, np.arange(lo // GRANULE, -(-(lo + nbytes) // GRANULE))
-                )
+                first = np.array([at - self.range.origin])
+                self.range.shadow.visible_to_async(self, first, nbytes)
         for cta, barrier in targets:
             cta.shared.begin(self, shared, shared + nbytes, write=True)
             visible_barrier(warp, barrier, self.kind)
@@ -265,13 +258,12 @@ class BulkStore(AsyncOp):
         warp.cta.shared.begin(self.reading, shared, shared + nbytes, write=False)
         self.range = warp.machine.global_memory.find(target, nbytes, write=True)
         if self.range.shadow:
-            lo = target - self.range.lo
-            g = np.arange(lo // GRANULE, -(-(lo + nbytes) // GRANULE))
+            first = np.array([target - self.range.origin])
             if reduce:
-                self.range.shadow.visible_to_async(self, g)
+                self.range.shadow.visible_to_async(self, first, nbytes)
             else:
                 relaxed = warp.machine.rules == "hardware"
-                self.range.shadow.begin_scattered(self, g, relaxed=relaxed)
+                self.range.shadow.begin_scattered(self, first, nbytes, relaxed=relaxed)
 
     def run(self) -> None:
         data = self.warp.cta.shared.view(self.shared, self.nbytes).copy()
@@ -322,9 +314,8 @@ class ThreadCopy(AsyncOp):
         shared: SharedMemory = warp.cta.shared
         shared.view(target, nbytes)
         if shared.shadow:
-            g = np.arange(target // GRANULE, (target + nbytes) // GRANULE)
-            shared.shadow.begin_scattered(self, g, relaxed=True, proxy=False)
-            shared.shadow.initialized[g] = True
+            at = np.array([target])
+            shared.shadow.begin_scattered(self, at, nbytes, relaxed=True, proxy=False)
         if source_bytes:
             warp.machine.global_memory.view(source, source_bytes)
 

@@ -16,7 +16,7 @@ import numpy as np
 from ..errors import IllegalInstruction, MissingWgmmaFence, MissingWgmmaWait
 from . import product
 from .asyncwork import AsyncOp
-from .descriptor import MatrixDescriptor
+from .descriptor import MatrixDescriptor, Operand
 from .fragments import a_matrix, accumulator, accumulator_registers
 from .knowledge import Knowledge
 from .registers import Fresh
@@ -68,9 +68,7 @@ class WarpgroupView:
         )
         self.line = line
         known = [warp.knowledge for warp in warps]
-        self.knowledge = joint = Knowledge(len(first.knowledge.clock))
-        joint.clock[:] = np.minimum.reduce([k.clock for k in known])
-        joint.proxied[:] = np.minimum.reduce([k.proxied for k in known])
+        self.knowledge = joint = Knowledge(np.minimum.reduce([k.clocks for k in known]))
         joint.done = set.intersection(*[k.done for k in known])
         joint.foreign = known[0].foreign
 
@@ -85,6 +83,7 @@ class WgmmaOp(AsyncOp):
         self.parts: list[tuple[Warp, list[np.ndarray] | None, list[np.ndarray] | None]] = []
         self.submitted = False
         self.result: np.ndarray | None = None
+        self.takers = _WARPS
 
     def add(self, warp: Warp, a: list[np.ndarray] | None, c: list[np.ndarray] | None) -> None:
         self.parts.append((warp, a, c))
@@ -99,34 +98,33 @@ class WgmmaOp(AsyncOp):
         shared = self.warp.cta.shared
         self.warp = WarpgroupView([part[0] for part in self.parts], self.line)  # type: ignore[assignment]
         if request.a is not None:
-            self.a_at = request.a.offsets(64, shape.k, shape.size, mn_major=request.a_mn_major)
+            self.a_at = request.a.operand(64, shape.k, shape.size, mn_major=request.a_mn_major)
             self._begin(shared, self.a_at)
-        self.b_at = request.b.offsets(shape.n, shape.k, shape.size, mn_major=request.b_mn_major)
+        self.b_at = request.b.operand(shape.n, shape.k, shape.size, mn_major=request.b_mn_major)
         self._begin(shared, self.b_at)
         if self.previous is not None and not self.previous.complete:
             self.after = [self.previous]
         self.submitted = True
         self.warp.machine.queue.submit(self)
 
-    def _begin(self, shared: Any, at: np.ndarray) -> None:
-        lo, hi = int(at.min()), int(at.max()) + self.request.shape.size
-        shared.begin(self, lo, hi, write=False)
+    def _begin(self, shared: Any, at: Operand) -> None:
+        shared.begin(self, at.lo, at.hi, write=False)
 
     def run(self) -> None:
         request, shape = self.request, self.request.shape
         elements = self.warp.cta.shared.views[shape.size]
         if request.a is not None:
-            raw = elements[self.a_at // shape.size]
+            raw = elements.take(self.a_at.index)
         else:
             raw = np.concatenate([a_matrix(part[1], shape.size) for part in self.parts])  # type: ignore[arg-type]
         a = product.decode(raw, shape.a)
-        b = product.decode(elements[self.b_at // shape.size], shape.b)
+        b = product.decode(elements.take(self.b_at.index), shape.b)
         if request.negate_a != request.negate_b:
             a = -a
         c = None
         if request.accumulate:
             if self.previous is not None:
-                c = self.previous.result
+                c, self.previous.result = self.previous.result, None
             else:
                 rows = [accumulator(part[2], shape.accumulator) for part in self.parts]  # type: ignore[arg-type]
                 c = np.concatenate(rows)
@@ -296,6 +294,9 @@ class WgmmaState:
     def _results(self, op: WgmmaOp, slots: tuple[int, ...]) -> dict[int, np.ndarray]:
         row = 16 * (self.warp.index % _WARPS)
         matrix = op.result[row : row + 16]  # type: ignore[index]
+        op.takers -= 1
+        if not op.takers:
+            op.result = None
         registers = accumulator_registers(matrix, op.request.shape.accumulator)
         return dict(zip(slots, registers, strict=True))
 

@@ -26,6 +26,9 @@ STRATEGIES: Final = ("offset", "replace", "mask", "ragged", "split")
 SCHEDULE_THREADS: Final = (32, 256, 1024)
 SORTED_SEQUENCES: Final = 1024
 """Up to so many sequences are taken longest first, beyond in order."""
+MAX_SPLITS: Final = 256
+"""Parts that the keys of a query tile are split into at most."""
+_MERGE_THREADS: Final = 128
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,8 +38,8 @@ class KernelVariant:
     Attributes
     ----------
     operation : str
-        Name of the entry: "fmha_fwd", or "varlen_schedule", which prepares the work of a launch on
-        packed sequences.
+        Name of the entry: "fmha_fwd"; "varlen_schedule", which prepares the work of a launch on
+        packed sequences; or "merge_splits", which follows a launch with split keys.
     arch : str
         The text's target: "sm_90a", or "sm_100f", which runs on sm_100a and sm_103a.
     head_dim, head_dim_v : int
@@ -47,6 +50,9 @@ class KernelVariant:
     causal : bool
     strategy : str
         One of `STRATEGIES`; "" for a dense batch.
+    split_kv : bool
+        Whether the keys of a query tile are shared out among several items, which leave partial
+        results in a workspace for `merge_splits`; of dense batches alone.
     file : str
         The template, from the root of ptx/.
     tile_q, tile_k : int
@@ -85,18 +91,22 @@ class KernelVariant:
     persistent: bool
     template: tuple[tuple[str, Any], ...]
     maps: int = 0
+    split_kv: bool = False
 
     @property
     def name(self) -> str:
         """Names the variant and its cubin file: "fmha_fwd-sm_90a-d128-bf16-causal-split"."""
-        if self.operation != "fmha_fwd":
+        if self.operation == "varlen_schedule":
             return f"{self.operation}-{self.arch}-{self.threads}"
+        if self.operation == "merge_splits":
+            return f"{self.operation}-{self.arch}-d{self.head_dim_v}-{self.dtype}"
         mask = "causal" if self.causal else "full"
         width = f"d{self.head_dim}"
         if self.head_dim_v != self.head_dim:
             width += f"x{self.head_dim_v}"
         packed = f"-{self.strategy}" if self.strategy else ""
-        return f"{self.operation}-{self.arch}-{width}-{self.dtype}-{mask}{packed}"
+        split = "-splitkv" if self.split_kv else ""
+        return f"{self.operation}-{self.arch}-{width}-{self.dtype}-{mask}{packed}{split}"
 
     def __str__(self) -> str:
         return self.name
@@ -121,14 +131,34 @@ def variants(arch: str | None = None) -> tuple[KernelVariant, ...]:
 
 @cache
 def _all() -> tuple[KernelVariant, ...]:
-    return (*_sm90_forward(), *_sm100_forward(), *_schedules())
+    return (*_sm90_forward(), *_sm100_forward(), *_schedules(), *_merges())
 
 
-def _shapes() -> Iterator[tuple[int, int, str, bool, str]]:
-    for strategy, (head_dim, head_dim_v), dtype, causal in product(
-        ("", *STRATEGIES), HEAD_DIMS, DTYPES, (False, True)
+def _shapes() -> Iterator[tuple[int, int, str, bool, str, bool]]:
+    kinds = (("", False), *((strategy, False) for strategy in STRATEGIES), ("", True))
+    for (strategy, split_kv), (head_dim, head_dim_v), dtype, causal in product(
+        kinds, HEAD_DIMS, DTYPES, (False, True)
     ):
-        yield head_dim, head_dim_v, dtype, causal, strategy
+        yield head_dim, head_dim_v, dtype, causal, strategy, split_kv
+
+
+@cache
+def with_split_kv(variant: KernelVariant) -> KernelVariant:
+    """The kernel that does the same for one share of the keys."""
+    return next(
+        v
+        for v in variants(variant.arch)
+        if v.split_kv
+        and (v.head_dim, v.head_dim_v) == (variant.head_dim, variant.head_dim_v)
+        and (v.dtype, v.causal) == (variant.dtype, variant.causal)
+    )
+
+
+@cache
+def merge_variant(variant: KernelVariant) -> KernelVariant:
+    """The kernel that merges what the splits of a variant leave."""
+    wanted = (variant.arch, variant.head_dim_v, variant.dtype)
+    return next(v for v in _merges() if (v.arch, v.head_dim_v, v.dtype) == wanted)
 
 
 def schedule_variant(arch: str, batch: int) -> KernelVariant:
@@ -173,11 +203,42 @@ def _schedules() -> Iterator[KernelVariant]:
         )
 
 
+def _merges() -> Iterator[KernelVariant]:
+    """ptx/merge_splits.ptx: a warp a row of out."""
+    widths = sorted({head_dim_v for _, head_dim_v in HEAD_DIMS})
+    for arch, head_dim_v, dtype in product(TARGETS, widths, DTYPES):
+        yield KernelVariant(
+            operation="merge_splits",
+            arch=arch,
+            head_dim=0,
+            head_dim_v=head_dim_v,
+            dtype=dtype,
+            causal=False,
+            strategy="",
+            file="merge_splits.ptx",
+            tile_q=0,
+            tile_k=0,
+            threads=_MERGE_THREADS,
+            smem_bytes=0,
+            box_rows_q=0,
+            box_rows_kv=0,
+            box_rows_o=0,
+            roles=(),
+            persistent=False,
+            template=(
+                ("arch", arch),
+                ("head_dim_v", head_dim_v),
+                ("dtype", dtype),
+                ("threads", _MERGE_THREADS),
+            ),
+        )
+
+
 def _sm90_forward() -> Iterator[KernelVariant]:
     """ptx/sm90/fmha_fwd.ptx: a producer group and two or three consumer groups of 64 rows."""
     stages = 2
     numbers = {64: (192, 96, 32, 160), 128: (128, 128, 40, 232), 192: (128, 112, 40, 232)}
-    for head_dim, head_dim_v, dtype, causal, strategy in _shapes():
+    for head_dim, head_dim_v, dtype, causal, strategy, split_kv in _shapes():
         tile_q, tile_k, producer, consumer = numbers[head_dim]
         threads = 128 + 2 * tile_q
         yield KernelVariant(
@@ -203,6 +264,7 @@ def _sm90_forward() -> Iterator[KernelVariant]:
             maps=3 + tile_q // 64 if strategy == "replace" else 0,
             roles=((producer, 128), (consumer, 2 * tile_q)),
             persistent=True,
+            split_kv=split_kv,
             template=(
                 ("arch", "sm_90a"),
                 ("head_dim", head_dim),
@@ -210,6 +272,7 @@ def _sm90_forward() -> Iterator[KernelVariant]:
                 ("dtype", dtype),
                 ("causal", causal),
                 ("strategy", strategy),
+                ("split_kv", split_kv),
                 ("tile_q", tile_q),
                 ("tile_k", tile_k),
                 ("stages", stages),
@@ -223,11 +286,11 @@ def _sm90_forward() -> Iterator[KernelVariant]:
 def _sm100_forward() -> Iterator[KernelVariant]:
     """ptx/sm100/fmha_fwd.ptx: two tiles of 128 query rows in flight, roles by warp."""
     half_q, tile_k, threads = 128, 128, 512
-    for head_dim, head_dim_v, dtype, causal, strategy in _shapes():
+    for head_dim, head_dim_v, dtype, causal, strategy, split_kv in _shapes():
         stages = {64: 6, 128: 3, 192: 2}[head_dim]
         softmax, output, other = (176, 80, 80) if head_dim > 128 else (184, 80, 64)
         # o has room of its own, unless it lies over q or never enters shared memory
-        width_o = 0 if head_dim > 128 or strategy == "mask" else head_dim_v
+        width_o = 0 if head_dim > 128 or strategy == "mask" or split_kv else head_dim_v
         cells = 2 * half_q * (head_dim + width_o) + stages * tile_k * head_dim
         yield KernelVariant(
             operation="fmha_fwd",
@@ -248,6 +311,7 @@ def _sm100_forward() -> Iterator[KernelVariant]:
             maps=4 if strategy == "replace" else 0,
             roles=((softmax, 256), (output, 128), (other, 128)),
             persistent=True,
+            split_kv=split_kv,
             template=(
                 ("arch", "sm_100f"),
                 ("head_dim", head_dim),
@@ -255,6 +319,7 @@ def _sm100_forward() -> Iterator[KernelVariant]:
                 ("dtype", dtype),
                 ("causal", causal),
                 ("strategy", strategy),
+                ("split_kv", split_kv),
                 ("tile_q", 2 * half_q),
                 ("tile_k", tile_k),
                 ("stages", stages),

@@ -13,11 +13,12 @@ from ..array import dlpack
 from ..array.dtype import BY_NAME, DType
 from ..device import current_device
 from ..errors import ArgumentError, DTypeError
-from .registry import Span, forget, guard_bytes, remember
+from .registry import MOST_GUARD_BYTES, Span, forget, guard_bytes, remember
 
 if TYPE_CHECKING:
     import numpy as np
 
+_MOST_BYTES = 1 << 47
 # As in CuPy's pool; JAX takes memory of the CPU from 64 bytes on.
 _ALIGNMENT = 512
 _TYPESTR = {DType.F16: "<f2", DType.F32: "<f4"}
@@ -55,13 +56,17 @@ def empty(
     ArgumentError, DTypeError
         For an argument that breaks a rule.
     UnsupportedError, DriverError
-        If CuPy, the driver or a card is missing. With too little memory, CuPy's OutOfMemoryError.
+        If CuPy, the driver or a card is missing. With too little memory, CuPy's OutOfMemoryError
+        on a card, MemoryError with the emulator.
     """
     sizes = tuple(_count("shape", n) for n in (shape if isinstance(shape, Sequence) else (shape,)))
     rows = _count("guard_rows", guard_rows)
     kind = _dtype(dtype)
     if rows and not sizes:
         raise ArgumentError(f"guard_rows: an array without axes has no rows, got {rows}")
+    _check_size(sizes, kind, rows)
+    if device is not None:
+        device = _count("device", device)
     home = current_device(device)
     if home.kind == "cuda":
         return padded(sizes, kind, rows, ("cuda", home.ordinal))
@@ -131,6 +136,12 @@ class PaddedArray:
     def guard_bytes(self) -> int:
         """Readable bytes in front of the array."""
         return guard_bytes(self.pointer)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "a PaddedArray cannot be copied or pickled: its address would be that of the original; "
+            "make another with cufmha.empty and copy through a view of it"
+        )
 
     # ---- to other libraries
 
@@ -233,6 +244,18 @@ def _count(name: str, value: Any) -> int:
     if not 0 <= number < 1 << 40:
         raise ArgumentError(f"{name}: must be 0 to 2^40 - 1, got {number}")
     return number
+
+
+def _check_size(shape: tuple[int, ...], dtype: DType, guard_rows: int) -> None:
+    """No more than addresses reach, an axis without extent counted as 1."""
+    row, whole = (math.prod(max(n, 1) for n in axes) for axes in (shape[1:], shape))
+    if whole * dtype.itemsize > _MOST_BYTES:
+        raise ArgumentError(f"shape: must come to at most 2^47 bytes of {dtype.value}, got {shape}")
+    if guard_rows * row * dtype.itemsize > MOST_GUARD_BYTES:
+        raise ArgumentError(
+            f"guard_rows: must come to at most 2^44 bytes, got {guard_rows} rows of "
+            f"{row * dtype.itemsize} bytes"
+        )
 
 
 def _dtype(dtype: Any) -> DType:

@@ -11,9 +11,9 @@ from importlib import import_module
 from typing import Any
 
 from ..errors import ArgumentError, DTypeError, OutOfMemoryError, UnsupportedError
+from .registry import MOST_GUARD_BYTES
 from .space import Space
 
-_MOST = 1 << 44
 # cudaErrorMemoryAllocation, which CuPy has no public name for
 _OUT_OF_MEMORY = 2
 
@@ -61,7 +61,7 @@ def pool(guard: int) -> Any:
         number = None
     if number is None:
         raise DTypeError(f"guard: must be a whole number of bytes, got {type(guard).__name__}")
-    if not 0 <= number <= _MOST:
+    if not 0 <= number <= MOST_GUARD_BYTES:
         raise ArgumentError(f"guard: must be 0 to 2^44 bytes, got {number}")
     size = 1 << (number - 1).bit_length() if number else 0
     cupy = cupy_module()

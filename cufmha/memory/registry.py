@@ -1,11 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which addresses have readable memory in front of them. It imports nothing and knows no device."""
+"""Which addresses have readable memory in front of them. It imports no library, knows no device."""
 
 from __future__ import annotations
 
+import operator
 import threading
 from bisect import bisect_right
+from collections.abc import Callable
 from typing import NamedTuple
+
+from ..errors import DTypeError
+
+MOST_GUARD_BYTES = 1 << 44
+"""In front of an array."""
 
 
 class Span(NamedTuple):
@@ -18,7 +25,8 @@ class Span(NamedTuple):
 
 # Starts and spans in order of address. Replaced as a whole, so readers need no lock.
 _table: tuple[list[int], list[Span]] = ([], [])
-_lock = threading.Lock()
+# Re-entrant: the garbage collector may run while it is held, and let memory go that is forgotten.
+_lock = threading.RLock()
 
 
 def guard_bytes(pointer: int) -> int:
@@ -34,29 +42,49 @@ def guard_bytes(pointer: int) -> int:
     int
         Bytes from the beginning of the padding to the address. All of them are mapped, for as long
         as the array lives; what they hold is anything, other arrays of the same slab included.
+
+    Raises
+    ------
+    DTypeError
+        If `pointer` is no whole number: an array's own `guard_bytes`, or its address, is meant.
     """
+    try:
+        address = operator.index(pointer)
+    except TypeError:
+        raise DTypeError(
+            f"pointer: must be an address, a whole number, got {type(pointer).__name__}"
+        ) from None
     starts, spans = _table
     if not starts:
         return 0
-    at = bisect_right(starts, pointer) - 1
-    if at < 0 or pointer >= spans[at].end:
+    at = bisect_right(starts, address) - 1
+    if at < 0 or address >= spans[at].end:
         return 0
-    return pointer - spans[at].front
+    return address - spans[at].front
 
 
 def remember(span: Span) -> None:
     """From now on addresses in the span have a guard."""
-    global _table
-    with _lock:
-        spans = _table[1]
-        at = bisect_right(_table[0], span.start)
-        spans = [*spans[:at], span, *spans[at:]]
-        _table = ([s.start for s in spans], spans)
+
+    def added(spans: list[Span]) -> list[Span]:
+        at = bisect_right(spans, span.start, key=lambda other: other.start)
+        return [*spans[:at], span, *spans[at:]]
+
+    _change(added)
 
 
 def forget(start: int) -> None:
     """Called before the memory of the span that begins at `start` goes."""
+    _change(lambda spans: [span for span in spans if span.start != start])
+
+
+def _change(changed: Callable[[list[Span]], list[Span]]) -> None:
     global _table
     with _lock:
-        spans = [span for span in _table[1] if span.start != start]
-        _table = ([s.start for s in spans], spans)
+        while True:
+            before = _table
+            spans = changed(before[1])
+            after = ([span.start for span in spans], spans)
+            if _table is before:  # else the garbage collector ran, and with it another change
+                _table = after
+                return

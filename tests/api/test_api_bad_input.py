@@ -9,7 +9,15 @@ import pytest
 from fake_device import FakeDevice
 
 import cufmha
-from cufmha.errors import ArgumentError, CufmhaError, DriverError, DTypeError, PlanError
+from cufmha.array.overlap import overlaps_itself
+from cufmha.errors import (
+    ArgumentError,
+    CufmhaError,
+    DriverError,
+    DTypeError,
+    PlanError,
+    UnsupportedError,
+)
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -183,9 +191,33 @@ def test_a_read_only_out_is_refused():
     )
 
 
-def test_an_out_of_stride_zero_is_refused():
-    out = np.lib.stride_tricks.as_strided(array(1, 5, 4, 64), (2, 5, 4, 64), (0, 512, 128, 2))
-    assert "stride 0 on axis 0 of extent 2" in refusal(ArgumentError, Q, K, V, out=out)
+def overlapping(view, *strides):
+    """The same shape over memory of its own, with other strides in bytes."""
+    return np.lib.stride_tricks.as_strided(np.zeros_like(view), view.shape, strides)
+
+
+@pytest.mark.parametrize("strides", [(0, 512, 128, 2), (128, 128, 128, 2), (2560, 512, 64, 2)])
+def test_an_out_that_lies_over_itself_is_refused(strides):
+    text = refusal(ArgumentError, Q, K, V, out=overlapping(Q, *strides))
+    assert text.startswith("out: no two elements may share memory, got strides of (")
+
+
+def test_an_lse_that_lies_over_itself_is_refused():
+    lse = overlapping(array(2, 4, 5, dtype=np.float32), 80, 16, 4)
+    assert refusal(ArgumentError, Q, K, V, lse=lse).startswith("lse: no two elements may share")
+
+
+def test_whether_an_array_lies_over_itself_is_exact():
+    rng = np.random.default_rng(0)
+    seen = set()
+    for _ in range(400):
+        axes = rng.integers((0, -9), (5, 10), (rng.integers(1, 5), 2)).tolist()
+        grid = np.indices([n for n, _ in axes]).reshape(len(axes), -1)
+        offsets = [step for _, step in axes] @ grid
+        wanted = len(set(offsets.tolist())) < offsets.size
+        assert overlaps_itself(axes) == wanted, axes
+        seen.add(wanted)
+    assert seen == {False, True}
 
 
 def test_an_out_that_is_q_is_refused():
@@ -219,6 +251,7 @@ def test_other_options_are_refused_by_name():
     assert refusal(DTypeError, Q, K, V, softmax_scale="big").startswith("softmax_scale: ")
     assert refusal(DTypeError, Q, K, V, softmax_scale=[1]).startswith("softmax_scale: ")
     assert refusal(DTypeError, Q, K, V, softmax_scale="0.5").startswith("softmax_scale: ")
+    assert refusal(DTypeError, Q, K, V, softmax_scale=True).startswith("softmax_scale: ")
 
 
 def test_any_kind_of_number_is_a_scale(fake):
@@ -246,6 +279,7 @@ def test_plans_of_other_things_are_refused_by_name(fake):
     assert refusal(ArgumentError, Q, K, V, causal="bottom").startswith("causal: ")
     assert refusal(ArgumentError, Q, K, V, causal=1).startswith("causal: ")
     assert refusal(ArgumentError, Q, K, V, layout="sbhd").startswith("layout: ")
+    assert refusal(ArgumentError, Q, K, V, layout=np.array(["bshd"])).startswith("layout: ")
     assert refusal(DTypeError, Q, K, V, stream=object()).startswith("stream: ")
     assert refusal(DTypeError, Q, K, V, stream=True).startswith("stream: ")
     assert refusal(ArgumentError, Q, K, V, stream=-3).startswith("stream: ")
@@ -286,6 +320,34 @@ def test_no_driver_or_no_bindings_is_one_sentence(monkeypatch):
     assert not support and "bindings" in support.reasons[0]
 
 
+@pytest.mark.parametrize("wrong", ["4", 4.0, True, np.float64(4)])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        *((cufmha.AttentionSpec, x) for x in ("num_heads_q", "num_heads_kv", "head_dim")),
+        *((cufmha.ProblemShape, x) for x in ("batch", "seqlen_q", "seqlen_k")),
+        *((cufmha.PackedShape, x) for x in ("batch", "total_q", "total_k", "max_seqlen_q")),
+    ],
+)
+def test_numbers_of_things_are_whole_numbers(kind, name, wrong):
+    given = {
+        cufmha.AttentionSpec: {"num_heads_q": 4, "num_heads_kv": 4, "head_dim": 64},
+        cufmha.ProblemShape: {"batch": 1, "seqlen_q": 1, "seqlen_k": 1},
+        cufmha.PackedShape: {"batch": 1, "total_q": 1, "total_k": 1},
+    }[kind]
+    with pytest.raises(DTypeError, match=f"^{name}: must be a whole number, got "):
+        kind(**(given | {name: wrong}))
+
+
+def test_a_plan_counts_beyond_numpys_integers(fake):
+    """As an int32 the number of tiles would wrap around."""
+    spec = cufmha.AttentionSpec(num_heads_q=np.int32(1 << 10), num_heads_kv=1, head_dim=64)
+    shape = cufmha.ProblemShape(batch=np.int8(2), seqlen_q=np.int32(1 << 29), seqlen_k=1)
+    tiles = -(-(1 << 29) // 192)
+    with pytest.raises(UnsupportedError, match=f"at most 2147483647, got {2048 * tiles}"):
+        cufmha.plan(spec, shape)
+
+
 def test_use_device_refuses_what_there_is_not():
     for bad in ({"kind": "gpu"}, {"kind": "emulator", "arch": "sm_80"}):
         with pytest.raises(ArgumentError), cufmha.use_device(**bad):
@@ -309,3 +371,9 @@ def test_a_plan_refuses_other_operands_than_it_was_made_for():
             plan.run(*operands(dtype=np.float16))
         with pytest.raises(PlanError, match=r"lse=True"):
             plan.run(Q, K, V, return_lse=True)
+        lse = array(2, 4, 5, dtype=np.float32)
+        with pytest.raises(PlanError, match=r"lse=True"):
+            plan.bind(Q, K, V, array(*Q.shape), lse)
+        bound = plan.bind(Q, K, V, array(*Q.shape))
+        with pytest.raises(PlanError, match=r"lse=True"):
+            bound.rebind(lse=lse)

@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -10,6 +14,7 @@ from fake_device import FakeDevice
 
 import cufmha
 from cufmha import functional
+from cufmha.array import dlpack
 from cufmha.errors import ArgumentError, CufmhaError, DTypeError, PlanError
 from cufmha.kernels.catalog import STRATEGIES
 from cufmha.spec import PACKED
@@ -56,6 +61,7 @@ def call(cu_q=CU_Q, cu_k=CU_K, **options):
         ({"cu_q": np.arange(6, dtype=np.int32)[::2]}, ArgumentError, "cu_seqlens_q: must be dense"),
         ({"seqused_k": offsets(1)}, ArgumentError, "seqused_k: must have 2 entries, got 1"),
         ({"strategy": "best"}, ArgumentError, "strategy: .*best"),
+        ({"strategy": np.array(["split", "mask"])}, ArgumentError, "strategy: must be one of"),
         ({"max_seqlen_q": -1}, ArgumentError, "max_seqlen_q: must be 0 to .*got -1"),
         ({"max_seqlen_k": 1.5}, DTypeError, "max_seqlen_k: must be a whole number"),
         ({"q": np.zeros((300, 4), BF16)}, ArgumentError, "q: .*3 axes"),
@@ -122,6 +128,14 @@ def test_host_time_shapes_nearby_share_a_plan(fake):
     assert len(functional._varlen_plans) == 1
 
 
+def test_host_time_the_longest_sequence_makes_no_other_plan(fake):
+    for longest in (250, 260, None):
+        call(max_seqlen_q=longest, max_seqlen_k=longest)
+    assert len(functional._varlen_plans) == 1
+    with pytest.raises(ArgumentError, match="max_seqlen_q is 150"):
+        call(max_seqlen_q=150, check=True)
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_workspace_is_small(strategy):
     spec = cufmha.AttentionSpec(
@@ -145,8 +159,28 @@ def test_a_plan_refuses_what_is_beyond_it(fake):
         plan.run(q, k, v, offsets(0, 1, 2, 3), offsets(0, 1, 2, 3))
     with pytest.raises(PlanError, match="lse"):
         plan.run(q, k, v, CU_Q, CU_K, return_lse=True)
+    with pytest.raises(PlanError, match="lse"):
+        plan.bind(q, k, v, CU_Q, CU_K, np.zeros_like(q), np.zeros((4, 300), np.float32))
     plan.run(q[:9], k[:5], v[:5], offsets(0, 9), offsets(0, 5))  # less is within it
     assert len(fake.launches) == 2
+
+
+def test_results_must_not_lie_over_themselves(fake):
+    q, _, _ = operands()
+    rows = np.lib.stride_tricks.as_strided(q.copy(), q.shape, (128, 128, 2))
+    with pytest.raises(ArgumentError, match="out: no two elements may share memory"):
+        call(out=rows)
+    lse = np.lib.stride_tricks.as_strided(np.zeros(1200, np.float32), (4, 300), (4, 4))
+    with pytest.raises(ArgumentError, match="lse: no two elements may share memory"):
+        call(lse=lse)
+    assert not fake.launches
+
+
+def test_the_stride_of_a_single_head_is_never_taken(fake):
+    q, k, v = operands(heads=1, heads_kv=1)
+    lse = np.zeros((2, 300), np.float32)[::-1][:1]
+    call(q=q, k=k, v=v, lse=lse)
+    assert fake.launches[-1][2]["lse_stride_head"] == 0
 
 
 def test_results_must_not_lie_over_operands(fake):
@@ -172,3 +206,50 @@ def test_a_bound_launch_reads_its_offsets_anew(kind):
             launch()
             fresh = cufmha.attention_varlen(q, k, v, cu.copy(), cu.copy())
             assert (out.view(np.int16) == fresh.view(np.int16)).all()
+
+
+def test_threads_may_run_a_plan_on_one_stream_at_once():
+    """A launch is several steps in the stream, and the table of work is shared."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((150, 1, 64)).astype(BF16) for _ in "qkv")
+    given = [offsets(0, 150, 150, 150), offsets(0, 10, 20, 150), offsets(0, 50, 100, 150)]
+    spec = cufmha.AttentionSpec(num_heads_q=1, num_heads_kv=1, head_dim=64, layout=PACKED)
+    shape = cufmha.PackedShape(batch=3, total_q=150, total_k=150)
+    with cufmha.use_device("emulator", arch="sm_90a"):
+        plan = cufmha.plan(spec, shape)
+    alone = [plan.run(q, k, v, cu, cu) for cu in given]
+    with ThreadPoolExecutor(len(given)) as pool:
+        together = list(pool.map(lambda cu: plan.run(q, k, v, cu, cu), given))
+    for ours, wanted in zip(together, alone, strict=True):
+        assert (ours.view(np.int16) == wanted.view(np.int16)).all()
+
+
+def test_a_stream_of_each_thread_has_a_workspace_in_each(fake):
+    """Handle 2 names another stream in every thread, so nothing orders their launches."""
+    call(stream=2)
+    call(stream=2)
+    assert len(fake.workspaces) == 1
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(call, stream=2).result()
+    assert len(fake.workspaces) == 2
+
+
+def on_card(array):
+    """The array as a producer that says it is in the memory of card 0."""
+    code, bits = cufmha.DType.BF16.dlpack
+    return dlpack.Exporter(
+        array, address=array.ctypes.data, shape=array.shape, strides=dlpack.dense(array.shape),
+        type_code=code, bits=bits, device=(dlpack.CUDA, 0),
+    )  # fmt: skip
+
+
+def test_offsets_that_were_copied_to_a_card_are_not_kept(fake, monkeypatch):
+    monkeypatch.setattr(fake, "kind", "cuda")
+    q, k, v = operands()
+    cu = CU_Q.copy()
+    gone = weakref.ref(cu)
+    cufmha.attention_varlen(*map(on_card, (q, k, v)), cu, CU_K, out=on_card(np.zeros_like(q)))
+    assert len(fake.launches) == 2
+    del cu
+    gc.collect()
+    assert gone() is None

@@ -53,6 +53,40 @@ def test_a_producer_that_refuses_is_named():
         as_view(Producer(np.zeros(3, ml_dtypes.bfloat16)), "x")
 
 
+class WithoutDevice:
+    """Half of the protocol."""
+
+    def __dlpack__(self, **options):
+        return np.zeros(3).__dlpack__()
+
+
+class Sharded(WithoutDevice):
+    """As JAX's arrays on several devices."""
+
+    def __dlpack_device__(self):
+        raise BufferError("only of one device")
+
+
+@pytest.mark.parametrize("producer", [WithoutDevice(), Sharded()])
+def test_a_producer_that_does_not_say_where_is_named(producer):
+    with pytest.raises(DTypeError, match=r"k: .* does not give its memory by DLPack \(.*device"):
+        as_view(producer, "k")
+
+
+def test_a_second_device_of_the_cpu_is_told_from_the_first():
+    """JAX can divide the CPU into several devices."""
+    held = np.zeros((1, 8, 1, 64), np.float16)
+    other = dlpack.Exporter(
+        held, address=held.ctypes.data, shape=held.shape, strides=dlpack.dense(held.shape),
+        type_code=2, bits=16, device=(dlpack.CPU, 1),
+    )  # fmt: skip
+    with (
+        cufmha.use_device("emulator", arch="sm_90a"),
+        pytest.raises(ArgumentError, match=r"k: must be on the CPU, .*got CPU device 1"),
+    ):
+        cufmha.attention(held, other, held)
+
+
 def test_other_element_types_are_named():
     assert as_view(Producer(np.zeros(3, np.int8)), "x").dtype == "int8"
     assert as_view(Producer(np.zeros(3, np.complex64)), "x").dtype == "complex64"

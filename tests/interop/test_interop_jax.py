@@ -89,3 +89,10 @@ def test_jax_arrays_on_a_card_give_jax_arrays_there():
             np.asarray(lse),
             *(np.asarray(x).transpose(0, 2, 1, 3) for x in (q, k, v)),
         )
+
+
+def test_a_deleted_array_is_refused_by_name(emulated):
+    q, k, v = operands(rows=8, keys=8)
+    k.delete()
+    with pytest.raises(DTypeError, match="k: is a JAX array that has been deleted or donated"):
+        cufmha.attention(q, k, v)

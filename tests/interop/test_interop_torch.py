@@ -9,6 +9,7 @@ import pytest
 import cufmha
 from cufmha import testing
 from cufmha.errors import ArgumentError, DTypeError
+from cufmha.kernels.catalog import STRATEGIES
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -70,6 +71,17 @@ def test_tensors_without_memory_of_their_own_are_refused(emulated):
         cufmha.attention(q.float(), k, v)
 
 
+def test_a_tensor_that_is_only_traced_is_refused(emulated):
+    """It has no memory, though torch gives it an address."""
+    from torch._subclasses import FakeTensorMode
+
+    q, k, v = operands()
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = mode.from_tensor(k)
+    with pytest.raises(DTypeError, match=r"k: is a FakeTensor, which has no memory"):
+        cufmha.attention(q, fake, v)
+
+
 def test_cpu_tensors_are_not_run_slowly_without_being_asked():
     with (
         cufmha.use_device("cuda"),
@@ -115,13 +127,14 @@ def test_the_current_stream_is_used_and_nothing_waits():
 
 
 @pytest.mark.card
-def test_a_bound_launch_can_be_captured_in_a_graph():
+@pytest.mark.parametrize("num_splits", [1, 3])
+def test_a_bound_launch_can_be_captured_in_a_graph(num_splits):
     with cufmha.use_device("cuda"):
         q, k, v = (x.cuda() for x in operands())
         out = torch.empty_like(q)
-        plan = cufmha.plan(cufmha.AttentionSpec.of(q, k, v), cufmha.ProblemShape.of(q, k, v))
-        bound = plan.bind(q, k, v, out)
-        expected = cufmha.attention(q, k, v)
+        spec, shape = cufmha.AttentionSpec.of(q, k, v), cufmha.ProblemShape.of(q, k, v)
+        bound = cufmha.plan(spec, shape, num_splits=num_splits).bind(q, k, v, out)
+        expected = cufmha.attention(q, k, v, num_splits=num_splits)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -130,6 +143,32 @@ def test_a_bound_launch_can_be_captured_in_a_graph():
         graph.replay()
         torch.cuda.synchronize()
         assert torch.equal(out, expected)
+
+
+@pytest.mark.card
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_graph_of_packed_sequences_follows_offsets_that_change_between_replays(strategy):
+    with cufmha.use_device("cuda"):
+        q, k, v = (torch.randn(700, 4, 128, dtype=torch.bfloat16, device="cuda") for _ in "qkv")
+        cu = torch.tensor([0, 300, 430, 700], dtype=torch.int32, device="cuda")
+        out = torch.empty_like(q)
+        spec = cufmha.AttentionSpec(
+            num_heads_q=4, num_heads_kv=4, head_dim=128, layout="thd", strategy=strategy
+        )
+        shape = cufmha.PackedShape(batch=3, total_q=700, total_k=700)
+        bound = cufmha.plan(spec, shape).bind(q, k, v, cu, cu, out)
+        bound()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            bound()
+        for ends in ([300, 430, 700], [0, 1, 700], [256, 512, 700], [700, 700, 700]):
+            cu[1:] = torch.tensor(ends, dtype=torch.int32)
+            out.zero_()
+            graph.replay()
+            torch.cuda.synchronize()
+            fresh = cufmha.attention_varlen(q, k, v, cu.clone(), cu.clone(), strategy=strategy)
+            assert torch.equal(out, fresh), ends
 
 
 @pytest.mark.card

@@ -15,7 +15,7 @@ from cufmha.reference import Causal
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One problem; `str()` is its test id."""
+    """One problem; `str()` is its test id. Keys are not split unless it says so."""
 
     seqlen_q: int
     seqlen_k: int
@@ -30,6 +30,7 @@ class Case:
     softmax_scale: float | None = None
     spread: float = 1.0
     seed: int = 0
+    num_splits: int | None = 1
 
     def __str__(self) -> str:
         mask = {False: "full", True: "causal", "top_left": "topleft"}[self.causal]
@@ -37,9 +38,10 @@ class Case:
         scale = "" if self.softmax_scale is None else f"-scale{self.softmax_scale:g}"
         spread = "" if self.spread == 1 else f"-spread{self.spread:g}"
         value = "" if self.head_dim_v is None else f"x{self.head_dim_v}"
+        splits = "" if self.num_splits == 1 else f"-splits{self.num_splits or 'chosen'}"
         return (
             f"{self.dtype}-d{self.head_dim}{value}-{mask}-b{self.batch}-h{heads}"
-            f"-q{self.seqlen_q}-k{self.seqlen_k}-{self.layout}{scale}{spread}"
+            f"-q{self.seqlen_q}-k{self.seqlen_k}-{self.layout}{scale}{spread}{splits}"
         )
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -75,6 +77,7 @@ def run(
     causal: Causal = False,
     softmax_scale: float | None = None,
     layout: str = "bshd",
+    num_splits: int | None = 1,
 ) -> tuple[np.ndarray, np.ndarray]:
     """out and lse in "bhsd" from "bhsd" inputs, through poisoned outputs of the caller's."""
     operands = [device.put(laid_out(x, layout)) for x in (q, k, v)]
@@ -86,6 +89,7 @@ def run(
         causal=causal,
         softmax_scale=softmax_scale,
         layout=layout,
+        num_splits=num_splits,
         out=out,
         lse=lse,
         return_lse=True,
@@ -97,8 +101,9 @@ def run(
 def check(device: Any, case: Case) -> None:
     q, k, v = case.arrays()
     out, lse = run(
-        device, q, k, v, causal=case.causal, softmax_scale=case.softmax_scale, layout=case.layout
-    )
+        device, q, k, v, causal=case.causal, softmax_scale=case.softmax_scale, layout=case.layout,
+        num_splits=case.num_splits,
+    )  # fmt: skip
     testing.assert_attention_close(
         out, lse, q, k, v, causal=case.causal, softmax_scale=case.softmax_scale
     )

@@ -170,7 +170,7 @@ def chains(products: list[Recorded], length: int, *, scores: bool) -> list[list[
 
 
 def keys_a_product(variant: catalog.KernelVariant) -> int:
-    """As many as have columns for their scores that no probabilities of the tile before lie over."""
+    """As many as have columns for scores that no probabilities of the tile before lie over."""
     return variant.tile_k if variant.arch == "sm_90a" or variant.head_dim_v == 64 else 64
 
 

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
+import subprocess
 import sys
 
 import numpy as np
@@ -35,6 +38,12 @@ def test_unknown_addresses_have_no_guard():
     assert guard_bytes(made.pointer - 1) == 0
 
 
+@pytest.mark.parametrize("wrong", [1.5, "4096", None])
+def test_an_address_is_a_whole_number(wrong):
+    with pytest.raises(DTypeError, match="pointer: must be an address"):
+        guard_bytes(wrong)
+
+
 def test_what_is_in_front_is_memory_of_the_array():
     made = cufmha.empty((100, 64), "f16", guard_rows=300)
     assert made.guard_rows == 300
@@ -53,9 +62,28 @@ def test_memory_is_forgotten_with_its_last_view():
     assert guard_bytes(pointer) == 0
 
 
-def test_asking_loads_nothing():
-    import subprocess
+def test_arrays_in_cycles_go_while_others_are_made():
+    """The garbage collector runs at any time, within the registry too."""
+    code = """if True:
+        import gc, cufmha
+        from cufmha.memory import guard_bytes
+        addresses = set()
+        with cufmha.use_device("emulator"):
+            first = cufmha.empty((4, 8), guard_rows=2)
+            for _ in range(3000):
+                made = cufmha.empty((4, 8))
+                made.itself = made
+                addresses.add(made.pointer)
+            last = cufmha.empty((4, 8), guard_rows=2)
+        del made
+        gc.collect()
+        assert first.guard_bytes >= 32 and last.guard_bytes >= 32
+        assert not any(map(guard_bytes, addresses - {first.pointer, last.pointer}))
+    """
+    subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
 
+
+def test_asking_loads_nothing():
     code = (
         "import sys\nfrom cufmha.memory.registry import guard_bytes\nguard_bytes(4096)\n"
         "print([n for n in ('numpy', 'cuda', 'cupy') if n in sys.modules])"
@@ -94,11 +122,22 @@ def test_other_dtypes_are_refused(dtype):
         (ArgumentError, {"shape": 3, "guard_rows": -2}, "guard_rows: must be 0 to .*, got -2"),
         (ArgumentError, {"shape": (), "guard_rows": 1}, "guard_rows: an array without axes"),
         (ArgumentError, {"shape": 3, "device": 1}, "device: an emulated chip has the number 0"),
+        (DTypeError, {"shape": 3, "device": "cuda:0"}, "device: must be whole numbers, got str"),
+        (ArgumentError, {"shape": (1 << 39, 1 << 39)}, r"shape: .* at most 2\^47 bytes"),
+        (ArgumentError, {"shape": (0, 1 << 39, 1 << 39)}, r"shape: .* at most 2\^47 bytes"),
+        (ArgumentError, {"shape": (1, 64), "guard_rows": 1 << 38}, r"guard_rows: .* 2\^44 bytes"),
     ],
 )
 def test_bad_arguments_are_named(kind, arguments, text):
     with pytest.raises(kind, match=text):
         cufmha.empty(**arguments)
+
+
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_copy_would_point_to_the_memory_of_the_original(how):
+    made = cufmha.empty((3, 8), guard_rows=2)
+    with pytest.raises(TypeError, match="cannot be copied or pickled"):
+        how(made)
 
 
 @pytest.mark.parametrize("shape", [(0, 4, 64), (), 7])

@@ -25,7 +25,7 @@ import hashlib, json, sys
 import cufmha
 from cufmha.kernels import catalog, render
 digests = {v.name: hashlib.sha256(render.render(v).text.encode()).hexdigest()
-           for v in catalog.variants() if v.head_dim == 64 and not v.strategy}
+           for v in catalog.variants() if v.head_dim == 64 and not (v.strategy or v.split_kv)}
 json.dump({"file": cufmha.__file__, "root": str(render.template_root()), "digests": digests},
           sys.stdout)
 """
@@ -48,7 +48,7 @@ def digests() -> dict[str, str]:
     return {
         variant.name: hashlib.sha256(render.render(variant).text.encode()).hexdigest()
         for variant in catalog.variants()
-        if variant.head_dim == 64 and not variant.strategy
+        if variant.head_dim == 64 and not (variant.strategy or variant.split_kv)
     }
 
 

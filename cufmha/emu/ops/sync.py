@@ -134,18 +134,27 @@ def fence_initialization(inst: Instruction, ctx: Context) -> Run:
     return run
 
 
+_PUBLISHED = {
+    "async": "", "async.global": "global", "async.shared::cta": "shared::cta",
+    "async.shared::cluster": "shared::cluster",
+    "async::generic.release.sync_restrict::shared::cta.cluster": "shared::cta",
+    "async::generic.acquire.sync_restrict::shared::cluster.cluster": "shared::cluster",
+}  # fmt: skip
+"""What follows fence.proxy, and the memory whose accesses it shows to the async proxy."""
+
+
 @operation("fence.proxy", kind="warp", isa="9.7.13.6")
 def proxy_fence(inst: Instruction, ctx: Context) -> Run:
     """fence.proxy.async{.space}: earlier generic accesses before later ones of the async proxy."""
     name = ".".join(inst.modifiers[1:])
     if name == "alias":
         return lambda w, mask: None
-    plain = ("async", "async.global", "async.shared::cta", "async.shared::cluster")
-    if name not in plain and not name.startswith("async::generic."):
+    if name not in _PUBLISHED:
         ctx.fail(UnsupportedInstruction, "is not executed")
+    space = _PUBLISHED[name]
 
     def run(w: Warp, mask: np.ndarray) -> None:
-        publish_to_async_proxy(w)
+        publish_to_async_proxy(w, space)
 
     return run
 

@@ -333,6 +333,7 @@ def _wait_loads(w: Warp, mask: np.ndarray) -> None:
     for op, slots, ticket, finish in pending.loads:
         if finish is not None:
             w.unlock_registers(slots, ticket, finish(op.values))
+            op.values = None
         state.waited(op)
     pending.loads.clear()
 
