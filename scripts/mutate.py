@@ -292,6 +292,7 @@ class PackedBench:
             return next(
                 v for v in catalog.variants(arch)
                 if (v.head_dim, v.dtype, v.causal, v.strategy) == (64, "bf16", True, strategy)
+                and not v.split_kv
             )  # fmt: skip
 
         self.variant = forward(self.strategy)
