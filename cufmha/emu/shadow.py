@@ -212,7 +212,7 @@ class Stamps:
             self._after_crowds(warp, at, stamps)
 
     def _after_crowds(self, warp: Warp, at: Where, stamps: np.ndarray) -> None:
-        crowds, knowledge = self.shadow.crowds, warp.knowledge
+        crowds = self.shadow.crowds
         for value in np.unique(stamps[stamps < 0]).tolist():
             known = self._known(warp, int(crowds.clusters[-value]))
             late = crowds.epochs[-value] > (known.clock if known else 0)
@@ -447,7 +447,9 @@ class Shadow:
                 elif getattr(self.bytes, name) is not None:
                     getattr(self.bytes, name)[at] = 0
             self.split[whole] = True
-        return self.bytes, offsets if nbytes == 1 else (offsets[:, None] + np.arange(nbytes)).ravel()
+        return self.bytes, offsets if nbytes == 1 else (
+            offsets[:, None] + np.arange(nbytes)
+        ).ravel()
 
     def _split_apart(self, granules: np.ndarray) -> list[tuple[Stamps, np.ndarray]]:
         """Whole granules, and the bytes of split ones."""
