@@ -26,6 +26,7 @@ from ..errors import (
     MissingProxyFence,
     Uninitialized,
 )
+from .types import some
 
 if TYPE_CHECKING:
     from .knowledge import Knowledge
@@ -38,7 +39,6 @@ _CLUSTER = 40
 _EPOCHS = (1 << _CLUSTER) - 1
 _FIRST_CROWDS = 4096
 _PAGED = 1 << 16
-_STEPS = [np.arange(n) for n in range(17)]
 
 
 def zeros(count: int, dtype: Any) -> np.ndarray:
@@ -146,7 +146,7 @@ class Stamps:
         old = self.read.take(at)
         clock, crowds = warp.knowledge.clock, self.shadow.crowds
         home = old ^ (stamp & ~_EPOCHS)
-        if not ((home >> 8) > clock.take(home & 255, mode="clip")).any() and (
+        if not some((home >> 8) > clock.take(home & 255, mode="clip")) and (
             crowds.count == 1 or old.min() >= 0
         ):
             self.read[at] = stamp
@@ -241,11 +241,11 @@ class Stamps:
         """Which stamps are not known to be over, or None if all are."""
         if self.shadow.shared:
             late = (stamps >> 8) > warp.knowledge.clock.take(stamps & 255, mode="clip")
-            return late if late.any() else None
+            return late if some(late) else None
         number = warp.cta.cluster.number
         home = stamps ^ (number << _CLUSTER)
         late = (home >> 8) > warp.knowledge.clock.take(home & 255, mode="clip")
-        if not late.any():
+        if not some(late):
             return None
         late &= stamps > 0
         for cluster in np.unique(stamps[late] >> _CLUSTER).tolist():
@@ -465,7 +465,7 @@ class Shadow:
         self, granules: np.ndarray | None, places: list[tuple[Stamps, np.ndarray]]
     ) -> None:
         if granules is not None:
-            if (self._filled.take(granules) == _FILLED).all():
+            if some(self._filled.take(granules) == _FILLED) == len(granules):
                 return
             at = _bytes_of(granules)
         else:

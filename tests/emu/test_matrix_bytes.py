@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ldmatrix.m16n16 and stmatrix.m16n8 of bytes, against the fragments of mma that they serve.
+"""ldmatrix and stmatrix of bytes, against the fragments of mma that they serve.
 
 No card has answered these: the layouts follow from what the loaded registers are for. A register
-of B of `mma.m16n8k32` holds four bytes of consecutive rows k in one column n; a register to store
-holds four elements of an accumulator of `mma.m16n8`, narrowed to bytes.
+of B of a 16 x 8 x 32 product holds four bytes of consecutive rows k in one column n; a register to
+store holds four elements of an accumulator of such a product, narrowed to bytes.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ FILL = """
     st.shared.v4.b32 [%a], {%r2, %r3, %r4, %r5};
     bar.warp.sync -1;
 """
-LOAD = FILL + "    ldmatrix.sync.aligned.m16n16.xCOUNT.trans.shared.b8 {REGS}, [%a];\n"
+LOAD = FILL + "    ldmatrix.sync.aligned.m16n16.x{count}.trans.shared.b8 {REGS}, [%a];\n"
 STORE = """
     ld.global.v4.b32 {%q0, %q1, %q2, %q3}, [%d0];
     mad.lo.u32 %a, %r0, PITCH, %r1;
     st.shared.v4.b32 [%a], {0, 0, 0, 0};
     bar.warp.sync -1;
-    stmatrix.sync.aligned.m16n8.xCOUNT.trans.shared.b8 [%a], {REGS};
+    stmatrix.sync.aligned.m16n8.x{count}.trans.shared.b8 [%a], {REGS};
     ld.shared.v4.b32 {%q0, %q1, %q2, %q3}, [%a];
 """
 OUT = "    st.global.v4.b32 [%d1], {%q0, %q1, %q2, %q3};\n"
@@ -55,7 +55,7 @@ def launch(body: str, data: np.ndarray, *, pitch: int = 16, arch: str = "sm_100a
 
 def with_registers(text: str, count: int, registers: int) -> str:
     names = ", ".join(f"%q{i}" for i in range(registers))
-    return text.replace("COUNT", str(count)).replace("REGS", names)
+    return text.replace("{count}", str(count)).replace("REGS", names)
 
 
 def random_bytes() -> np.ndarray:
