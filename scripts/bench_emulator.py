@@ -29,7 +29,7 @@ TARGETS = {"sm_90a": "sm_90a", "sm_100a": "sm_100f", "sm_103a": "sm_100f"}
 SHARES = {
     "operations": ("ops", "numerics"),
     "dispatch": ("program.py", "lanes.py", "context.py", "registers.py"),
-    "memory and its checks": ("memory.py", "access.py", "modify.py"),
+    "memory and its checks": ("memory.py", "access.py", "shadow.py", "modify.py"),
     "matrix products": ("product.py", "warpgroup.py", "tensorcore.py", "tmem.py", "fragments.py"),
     "copies": ("tma.py", "transfers.py", "copies.py", "maps.py", "tensormap.py"),
     "scheduling": ("machine.py", "asyncwork.py", "barriers.py", "mbarrier.py", "knowledge.py"),
@@ -61,10 +61,10 @@ def main() -> None:
     start = time.perf_counter()
     executed = launch(module, variant, arrays)
     seconds = time.perf_counter() - start
+    memory = peak_memory() - before
     profiler = cProfile.Profile()
     profiler.runcall(launch, module, variant, arrays)
-    report(options, arrays, executed, loaded, seconds, peak_memory() - before,
-           shares(profiler))  # fmt: skip
+    report(options, arrays, executed, loaded, seconds, memory, shares(profiler))
 
 
 def make_arrays(shape: tuple[int, ...]) -> list[np.ndarray]:

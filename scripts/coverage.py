@@ -47,6 +47,8 @@ for what a test fills in.
 """
 _STRATEGY = re.compile(r"\bst\.\w+\(")  # of Hypothesis, not the instruction
 _WORD = re.compile(r"\b(exit|trap|pmevent)\b(?=[ ;]|$)", re.MULTILINE)
+_PRINTED = re.compile(r"^\s*(?:@!?%\w+ )?([a-z]\w*(?:(?:\.|::)\w+)*)(?=[ ;])", re.MULTILINE)
+"""An instruction's name in text that `print_module` wrote, which rendering has parsed already."""
 _TOKEN = re.compile(r"[a-z][a-z0-9]*(?:\.[A-Za-z0-9_:{}]+)+")
 
 
@@ -90,7 +92,7 @@ def by_other_means() -> dict[str, set[str]]:
             continue
         text = _STRATEGY.sub("", path.read_text(encoding="utf-8"))
         for token in _TOKEN.findall(text) + _WORD.findall(text):
-            name = re.sub(r"\{[^}]*\}?", "*", token).replace("}", "")
+            name = re.sub(r"\{[^}]*\}?|\b[A-Z]{4,}\b", "*", token).replace("}", "")
             if operation_of(name) and ("*" in name or is_form(name)):
                 found[name].add(path.name)
     for variant in variants():
@@ -98,7 +100,7 @@ def by_other_means() -> dict[str, set[str]]:
             variant.dtype == "bf16" and variant.causal
         ):
             continue  # has no instruction that its dense twin or this one lacks
-        for name in forms_of(render(variant).text):
+        for name in set(_PRINTED.findall(render(variant).text)):
             found[name].add(variant.file)
     return found
 

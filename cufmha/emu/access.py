@@ -11,7 +11,7 @@ from ..errors import Misaligned, OutOfBounds, ReadOnly, Uninitialized, WrongSpac
 from .lanes import Owner, Warp
 from .memory import LOCAL, PARAM, SHARED, LocalMemory, Range, SharedMemory
 from .ordering import Cells
-from .types import LANES, UNSIGNED
+from .types import LANES, UNSIGNED, some
 
 _OFFSET = np.uint64(0xFFFFFF)
 _TOP = np.uint64(56)
@@ -93,7 +93,7 @@ def require_aligned(addresses: np.ndarray, mask: np.ndarray, align: int) -> None
     if align == 1:
         return
     bad = (addresses & np.uint64(align - 1)) != 0
-    if bad.any() and (bad := bad & mask).any():
+    if some(bad) and some(bad := bad & mask):
         lane = int(np.argmax(bad))
         raise Misaligned(
             f"address must be a multiple of {align}", lanes=np.flatnonzero(bad).tolist(),
@@ -124,7 +124,7 @@ def _shared(
     own = w.cta.shared
     offsets = (where & _OFFSET).astype(np.int64)
     ranks = where >> np.uint64(24)
-    if (ranks == own.cta.rank).all():
+    if some(ranks == own.cta.rank) == len(ranks):
         _within(own, offsets, mask, nbytes)
         return [(part, offsets, own)]
     found = []

@@ -17,7 +17,7 @@ from ..errors import ConvergenceError, EmulationError
 from .knowledge import Knowledge
 from .registers import Fresh, Locked, Partial, Unwritten
 from .registry import Exit, Split, Wait
-from .types import LANES
+from .types import LANES, some
 
 if TYPE_CHECKING:
     from .machine import Machine
@@ -161,7 +161,7 @@ class Warp(Owner):
     def require_converged(self, lanes: np.ndarray | None = None) -> Wait | None:
         """None once all of `lanes` (all living ones) are active; else a wait for them."""
         wanted = self.alive if lanes is None else lanes & self.alive
-        if not (wanted & ~self.mask).any():
+        if self.full or not some(wanted & ~self.mask):
             return None
         missing = np.flatnonzero(wanted & ~self.mask).tolist()
         return Wait(lambda: False, lambda: f"lanes {missing} of the warp to arrive here")
@@ -179,7 +179,7 @@ class Warp(Owner):
                 limit = min((p.pc for p in self.paths if p is not path and p.pc > path.pc),
                             default=_FAR)  # fmt: skip
             pc, self.mask = path.pc, path.mask
-            self.full = bool(self.mask.all())
+            self.full = some(self.mask) == LANES
             result: Any = None
             while turn > executed:
                 self.pc = pc

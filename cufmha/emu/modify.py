@@ -93,9 +93,10 @@ def _turns(w: Warp, index: np.ndarray) -> list[np.ndarray]:
         shuffled = order.tolist()
         w.machine.rng.shuffle(shuffled)
         order = np.array(shuffled)
-    turns: list[np.ndarray] = []
-    while order.size:
-        _, first = np.unique(index[order], return_index=True)
-        turns.append(order[np.sort(first)])
-        order = np.delete(order, first)
-    return turns
+    cells = index[order]
+    sorted_by_cell = np.argsort(cells, kind="stable")
+    ordered = cells[sorted_by_cell]
+    first = np.searchsorted(ordered, ordered)
+    before = np.empty_like(order)  # how many touch the same cell earlier
+    before[sorted_by_cell] = np.arange(len(order)) - first
+    return [order[before == turn] for turn in range(int(before.max()) + 1)]

@@ -21,7 +21,7 @@ from .forms import ordered
 from .lanes import Warp
 from .registers import Unwritten
 from .registry import Exit, LaneFn, find
-from .types import LANES
+from .types import LANES, some
 
 Step = Callable[[Warp], Any]
 
@@ -357,11 +357,12 @@ def guarded(step: Step, ctx: Context) -> Step:
         mask, full = w.mask, w.full
         if not full:
             p = p & mask
-        if p.all():
+        count = some(p)
+        if count == LANES:
             return step(w)
-        if not p.any():
+        if not count:
             return None
-        if not full and (p == mask).all():
+        if not full and count == some(mask):  # p lies within the mask
             return step(w)
         w.mask, w.full = p, False
         try:

@@ -26,6 +26,7 @@ from ..errors import (
     MissingProxyFence,
     Uninitialized,
 )
+from .types import some
 
 if TYPE_CHECKING:
     from .knowledge import Knowledge
@@ -38,7 +39,6 @@ _CLUSTER = 40
 _EPOCHS = (1 << _CLUSTER) - 1
 _FIRST_CROWDS = 4096
 _PAGED = 1 << 16
-_STEPS = [np.arange(n) for n in range(17)]
 
 
 def zeros(count: int, dtype: Any) -> np.ndarray:
@@ -146,7 +146,7 @@ class Stamps:
         old = self.read.take(at)
         clock, crowds = warp.knowledge.clock, self.shadow.crowds
         home = old ^ (stamp & ~_EPOCHS)
-        if not ((home >> 8) > clock.take(home & 255, mode="clip")).any() and (
+        if not some((home >> 8) > clock.take(home & 255, mode="clip")) and (
             crowds.count == 1 or old.min() >= 0
         ):
             self.read[at] = stamp
@@ -212,7 +212,7 @@ class Stamps:
             self._after_crowds(warp, at, stamps)
 
     def _after_crowds(self, warp: Warp, at: Where, stamps: np.ndarray) -> None:
-        crowds, knowledge = self.shadow.crowds, warp.knowledge
+        crowds = self.shadow.crowds
         for value in np.unique(stamps[stamps < 0]).tolist():
             known = self._known(warp, int(crowds.clusters[-value]))
             late = crowds.epochs[-value] > (known.clock if known else 0)
@@ -241,11 +241,11 @@ class Stamps:
         """Which stamps are not known to be over, or None if all are."""
         if self.shadow.shared:
             late = (stamps >> 8) > warp.knowledge.clock.take(stamps & 255, mode="clip")
-            return late if late.any() else None
+            return late if some(late) else None
         number = warp.cta.cluster.number
         home = stamps ^ (number << _CLUSTER)
         late = (home >> 8) > warp.knowledge.clock.take(home & 255, mode="clip")
-        if not late.any():
+        if not some(late):
             return None
         late &= stamps > 0
         for cluster in np.unique(stamps[late] >> _CLUSTER).tolist():
@@ -447,7 +447,9 @@ class Shadow:
                 elif getattr(self.bytes, name) is not None:
                     getattr(self.bytes, name)[at] = 0
             self.split[whole] = True
-        return self.bytes, offsets if nbytes == 1 else (offsets[:, None] + np.arange(nbytes)).ravel()
+        return self.bytes, offsets if nbytes == 1 else (
+            offsets[:, None] + np.arange(nbytes)
+        ).ravel()
 
     def _split_apart(self, granules: np.ndarray) -> list[tuple[Stamps, np.ndarray]]:
         """Whole granules, and the bytes of split ones."""
@@ -463,7 +465,7 @@ class Shadow:
         self, granules: np.ndarray | None, places: list[tuple[Stamps, np.ndarray]]
     ) -> None:
         if granules is not None:
-            if (self._filled.take(granules) == _FILLED).all():
+            if some(self._filled.take(granules) == _FILLED) == len(granules):
                 return
             at = _bytes_of(granules)
         else:

@@ -38,8 +38,11 @@ ROWS, COLUMNS = 128, 512
 
 
 def lane_bits(lanes: np.ndarray) -> int:
-    """Lanes as a set of bits."""
-    return sum(1 << int(lane) for lane in np.unique(lanes))
+    """Lanes, in ascending order, as a set of bits."""
+    first, count = int(lanes[0]), len(lanes)
+    if int(lanes[-1]) - first == count - 1:
+        return ((1 << count) - 1) << first
+    return sum(1 << lane for lane in lanes.tolist())
 
 
 class TmemOp(AsyncOp):

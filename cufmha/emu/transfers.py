@@ -314,8 +314,8 @@ class ThreadCopy(AsyncOp):
         shared: SharedMemory = warp.cta.shared
         shared.view(target, nbytes)
         if shared.shadow:
-            at = np.array([target])
-            shared.shadow.begin_scattered(self, at, nbytes, relaxed=True, proxy=False)
+            start = np.array([target])
+            shared.shadow.begin_scattered(self, start, nbytes, relaxed=True, proxy=False)
         if source_bytes:
             warp.machine.global_memory.view(source, source_bytes)
 

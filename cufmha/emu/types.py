@@ -20,6 +20,10 @@ _PACKED = {"bf16": 16, "f16x2": 32, "bf16x2": 32, "f32x2": 64, "tf32": 32, "b128
            "u16x2": 32, "s16x2": 32}  # fmt: skip
 
 
+some = np.count_nonzero
+"""How many hold. For 32 lanes it takes a quarter of the time of `any` or `all`."""
+
+
 def dtype(kind: str) -> np.dtype:
     """The dtype of a type's lanes; formats NumPy lacks are unsigned bits of their width."""
     return _DTYPES.get(kind) or UNSIGNED[width(kind)]

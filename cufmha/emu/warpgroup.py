@@ -76,10 +76,18 @@ class WarpgroupView:
 class WgmmaOp(AsyncOp):
     kind = "wgmma.mma_async"
 
-    def __init__(self, warp: Warp, request: Request, previous: WgmmaOp | None) -> None:
+    def __init__(
+        self,
+        warp: Warp,
+        request: Request,
+        previous: WgmmaOp | None,
+        slots: list[tuple[int, ...]],
+    ) -> None:
+        """`slots`: registers of D and, where it is in some, of A; the same in all warps."""
         super().__init__(warp)
         self.request = request
         self.previous = previous
+        self.slots = slots
         self.parts: list[tuple[Warp, list[np.ndarray] | None, list[np.ndarray] | None]] = []
         self.submitted = False
         self.result: np.ndarray | None = None
@@ -168,8 +176,11 @@ class WgmmaState:
         self.issued = 0
         self.uncommitted: list[WgmmaOp] = []
         self.groups: list[list[WgmmaOp]] = []
-        self.writer: dict[int, tuple[WgmmaOp, tuple[int, ...]]] = {}
-        self.users: dict[int, list[WgmmaOp]] = {}
+        # products in flight by the registers of one operand: all that use them, the last to write
+        self.users: dict[tuple[int, ...], list[WgmmaOp]] = {}
+        self.writer: dict[tuple[int, ...], WgmmaOp] = {}
+        self.busy: dict[int, int] = {}  # register -> keys of `users` that it is part of
+        self.written: set[int] = set()  # registers of all keys of `writer`
 
     def fence(self) -> None:
         self.fenced = list(self.warp.R)
@@ -190,10 +201,11 @@ class WgmmaState:
         if a:
             self._require_fenced(a)
             fragments = [_contents(self._held(slot), np.dtype(np.uint32)) for slot in a]
+        slots = [d, a] if a else [d]
         sequence = warp.cta.state(Sequences).get(warp)
         op = sequence.open.get(self.issued)
         if op is None:
-            op = sequence.open[self.issued] = WgmmaOp(warp, request, previous)
+            op = sequence.open[self.issued] = WgmmaOp(warp, request, previous, slots)
         elif op.request != request:
             raise IllegalInstruction(
                 f"operands differ from those of warp {op.parts[0][0].index} of the warpgroup "
@@ -202,23 +214,34 @@ class WgmmaState:
         if len(op.parts) == _WARPS - 1:
             del sequence.open[self.issued]
         self.issued += 1
-        for slot in (*d, *a):
-            self.users.setdefault(slot, []).append(op)
-        fresh = [slot for slot in (*d, *a) if len(self.users[slot]) == 1]
+        fresh = [slot for operand in slots for slot in self._enter(operand, op)]
         if warp.machine.hazards:
             warp.lock_registers(fresh, MissingWgmmaWait, self.ticket, self.ticket.what)
-        for slot in d:
-            self.writer[slot] = (op, d)
+        self.writer[d] = op
+        self.written.update(d)
         self.uncommitted.append(op)
         op.add(warp, fragments, accumulators)
 
+    def _enter(self, slots: tuple[int, ...], op: WgmmaOp) -> list[int]:
+        """The product uses these registers; those that no product in flight used yet."""
+        ops = self.users.get(slots)
+        if ops is not None:
+            ops.append(op)
+            return []
+        self.users[slots] = [op]
+        busy, fresh = self.busy, []
+        for slot in slots:
+            count = busy[slot] = busy.get(slot, 0) + 1
+            if count == 1:
+                fresh.append(slot)
+        return fresh
+
     def _previous(self, request: Request, d: tuple[int, ...]) -> WgmmaOp | None:
         """The product in flight whose accumulators these are; only equal shapes may follow it."""
-        found = {self.writer[slot][0] for slot in d if slot in self.writer}
-        if not found:
+        previous = self.writer.get(d)
+        if previous is None and self.written.isdisjoint(d):
             return None
-        previous, registers = self.writer.get(d[0], (None, ()))
-        if previous is None or registers != d or previous.request.shape.n != request.shape.n:
+        if previous is None or previous.request.shape.n != request.shape.n:
             raise MissingWgmmaWait(
                 "accumulators of a product in flight enter one of another shape or order"
             )
@@ -228,20 +251,20 @@ class WgmmaState:
 
     def _held(self, slot: int) -> Any:
         """A register of A: it may be read by several products, but no product may be writing it."""
-        if slot in self.writer:
+        if slot in self.written:
             raise MissingWgmmaWait(
                 f"register {self.warp.program.register_names[slot]} holds part of A and is the "
                 "accumulator of a product in flight"
             )
         held = self.warp.R[slot]
-        return held.held if slot in self.users and hasattr(held, "held") else held
+        return held.held if slot in self.busy and hasattr(held, "held") else held
 
     def _require_fenced(self, slots: tuple[int, ...]) -> None:
         if not self.warp.machine.hazards:
             return
         for slot in slots:
             now = self.warp.R[slot]
-            if slot in self.users or isinstance(now, Fresh):
+            if slot in self.busy or isinstance(now, Fresh):
                 continue
             if self.fenced is None or self.fenced[slot] is not now:
                 name = self.warp.program.register_names[slot]
@@ -266,30 +289,34 @@ class WgmmaState:
         return None
 
     def _release(self, op: WgmmaOp) -> None:
-        warp, knowledge = self.warp, self.warp.knowledge
-        knowledge.done.add(op.id)
-        finished = [slot for slot, users in self.users.items() if op in users]
-        results: dict[int, np.ndarray] = {}
-        for slot in finished:
-            self.users[slot].remove(op)
-            if self.users[slot]:
-                continue
-            del self.users[slot]
-            written = self.writer.pop(slot, None)
-            if written is not None:
-                if not results:
-                    results = self._results(*written)
-                values = results[slot]
-                self._unlock(slot, Fresh(warp, slot, values))
-            else:
-                self._unlock(slot, None)
+        self.warp.knowledge.done.add(op.id)
+        for slots in op.slots:
+            users = self.users[slots]
+            users.remove(op)
+            if not users:
+                del self.users[slots]
+                self._leave(slots)
 
-    def _unlock(self, slot: int, value: Any) -> None:
-        if self.warp.machine.hazards:
-            values = None if value is None else [value]
-            self.warp.unlock_registers([slot], self.ticket, values)
-        elif value is not None:
-            self.warp.R[slot] = value.values
+    def _leave(self, slots: tuple[int, ...]) -> None:
+        """No product in flight has this operand any more: unlocks its registers, with results."""
+        warp, busy = self.warp, self.busy
+        finished = []
+        for slot in slots:
+            busy[slot] -= 1
+            if not busy[slot]:
+                del busy[slot]
+                finished.append(slot)
+        writer = self.writer.pop(slots, None)
+        values: list[Any] | None = None
+        if writer is not None:
+            self.written.difference_update(slots)
+            results = self._results(writer, slots)
+            values = [Fresh(warp, slot, results[slot]) for slot in finished]
+        if warp.machine.hazards:
+            warp.unlock_registers(finished, self.ticket, values)
+        elif values is not None:
+            for slot, value in zip(finished, values, strict=True):
+                warp.R[slot] = value.values
 
     def _results(self, op: WgmmaOp, slots: tuple[int, ...]) -> dict[int, np.ndarray]:
         row = 16 * (self.warp.index % _WARPS)

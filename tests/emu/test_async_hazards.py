@@ -8,6 +8,7 @@ from typing import Any
 import async_snippets as kit
 import numpy as np
 import pytest
+from snippets import run
 
 from cufmha.emu.tensormap import encode
 from cufmha.errors import (
@@ -90,6 +91,67 @@ def test_ordinary_stores_before_a_load_need_a_proxy_fence():
     fenced = "    fence.proxy.async.shared::cta;\n"
     early = fenced + fill + barrier + "    @%first fence.proxy.async.shared::cta;\n" + rest
     assert_twins(MissingProxyFence, barrier + fenced + fill + rest, early)
+
+
+FENCE = "fence.proxy.async.shared::cta"
+GOOD_FENCES = pytest.mark.parametrize(
+    "fence",
+    ["fence.proxy.async", "fence.proxy.async.shared::cluster",
+     "fence.proxy.async::generic.release.sync_restrict::shared::cta.cluster"],
+)  # fmt: skip
+
+
+@GOOD_FENCES
+def test_a_proxy_fence_shows_only_the_memory_it_names(fence):
+    """A tile in shared memory, stored by TMA."""
+    right = GOOD_STORE.replace(FENCE, fence)
+    assert_twins(MissingProxyFence, GOOD_STORE.replace(FENCE, "fence.proxy.async.global"), right)
+
+
+@GOOD_FENCES
+def test_a_barrier_is_shown_by_a_fence_over_shared_memory(fence):
+    right = GOOD_LOAD.replace(FENCE, fence)
+    assert_twins(MissingProxyFence, GOOD_LOAD.replace(FENCE, "fence.proxy.async.global"), right)
+
+
+@pytest.mark.parametrize("fence", ["fence.proxy.async", "fence.proxy.async.global"])
+@pytest.mark.parametrize("wrong", ["shared::cta", "shared::cluster"])
+def test_a_fence_over_shared_memory_shows_no_global_memory(fence, wrong):
+    """The array is filled by the thread that then loads a box of it."""
+    fill = "    ld.param.u64 %d0, [p2];\n    @%first st.global.u32 [%d0], %t;\n    @%first {};\n"
+    right = fill.format(fence) + GOOD_LOAD
+    assert_twins(MissingProxyFence, fill.format(f"fence.proxy.async.{wrong}") + GOOD_LOAD, right)
+
+
+PEER = """
+    .shared .align 128 .b8 tile[128];
+    ld.param.u64 %d0, [p0];
+    mov.u32 %r0, %tid.x;
+    mov.u32 %r1, %cluster_ctarank;
+    setp.eq.u32 %p0, %r0, 0;
+    setp.eq.and.u32 %p1, %r1, 1, %p0;
+    mov.u32 %r2, tile;
+    mapa.shared::cluster.u32 %r3, %r2, 0;
+    @%p1 st.shared::cluster.v4.b32 [%r3], {{%r1, %r1, %r1, %r1}};
+    @%p1 {fence};
+    barrier.cluster.arrive.aligned;
+    barrier.cluster.wait.aligned;
+    setp.eq.and.u32 %p2, %r1, 0, %p0;
+    @%p2 cp.async.bulk.global.shared::cta.bulk_group [%d0], [%r2], 16;
+    @%p2 cp.async.bulk.commit_group;
+    @%p2 cp.async.bulk.wait_group 0;
+"""
+
+
+@pytest.mark.parametrize("fence", ["fence.proxy.async", "fence.proxy.async.shared::cluster"])
+def test_a_fence_over_the_own_blocks_memory_shows_nothing_of_a_peers(fence):
+    """Block 1 writes to block 0's shared memory; block 0 copies it out."""
+    for seed in range(3):
+        cells = kit.aligned(16, fill=0).view(np.uint32)
+        run(PEER.format(fence=fence), cells, grid=2, cluster=2, seed=seed)
+        assert (cells == 1).all()
+        with pytest.raises(MissingProxyFence):
+            run(PEER.format(fence=FENCE), cells, grid=2, cluster=2, seed=seed)
 
 
 def test_a_box_lies_at_a_multiple_of_128_bytes():

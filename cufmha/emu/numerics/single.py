@@ -11,11 +11,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..types import some
 from . import formats
 from .formats import F32, F64, SINGLE, U32, U64
 
 NAN = np.array(0x7FFFFFFF, np.uint32).view(F32)
 _INF = float("inf")
+_SMALLEST = F32.type(SINGLE.smallest_normal)
 _HALF_WAY, _BELOW = U64.type(0x10000000), U64.type(0x1FFFFFFF)
 
 
@@ -24,7 +26,7 @@ def canonical(x: np.ndarray) -> np.ndarray:
     if x.dot(x) < _INF:
         return x
     nan = np.isnan(x)
-    return np.where(nan, NAN, x) if nan.any() else x
+    return np.where(nan, NAN, x) if some(nan) else x
 
 
 def add(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -44,16 +46,16 @@ def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     product = a.astype(F64)
     product *= b
     wide = product + c
-    close = ((wide.view(U64) & _BELOW) == _HALF_WAY).any()
-    if close or (np.abs(wide) < SINGLE.smallest_normal).any():
+    close = some((wide.view(U64) & _BELOW) == _HALF_WAY)
+    if close or some(np.abs(wide) < _SMALLEST):
         wide = formats.odd_sum(product, c.astype(F64))
     return canonical(wide.astype(F32))
 
 
 def flush(x: np.ndarray) -> np.ndarray:
     """Subnormals to zero of the same sign."""
-    tiny = np.abs(x) < F32.type(SINGLE.smallest_normal)
-    return np.where(tiny, np.copysign(F32.type(0), x), x) if tiny.any() else x
+    tiny = np.abs(x) < _SMALLEST
+    return np.where(tiny, np.copysign(F32.type(0), x), x) if some(tiny) else x
 
 
 def maximum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -67,10 +69,10 @@ def minimum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 def _extreme(a: np.ndarray, b: np.ndarray, pick: np.ufunc, zeros: np.ufunc) -> np.ndarray:
     r = pick(a, b)
-    if r.all():  # no zero (NaN counts as true): signs need no care
+    if some(r) == len(r):  # no zero (NaN counts as true): signs need no care
         return canonical(r)
     both = (a == 0) & (b == 0)
-    if both.any():
+    if some(both):
         signed = zeros(a.view(U32), b.view(U32)).view(F32)
         r = np.where(both, signed, r)
     return canonical(r)

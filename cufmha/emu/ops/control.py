@@ -12,6 +12,7 @@ from ...isa import nodes
 from ..context import Context
 from ..lanes import Warp
 from ..registry import Exit, Split, operation
+from ..types import LANES, some
 
 
 def _taken(ctx: Context) -> Any:
@@ -21,9 +22,10 @@ def _taken(ctx: Context) -> Any:
 
 def _jump(w: Warp, target: int, taken: np.ndarray) -> Any:
     """Lanes of `taken` (already within the active ones) go to the target."""
-    if (w.full and taken.all()) or (taken == w.mask).all():
+    count = some(taken)
+    if count == some(w.mask):
         return target
-    return Split(target, taken) if taken.any() else None
+    return Split(target, taken) if count else None
 
 
 @operation("bra", kind="control", isa="9.7.12.3")
@@ -39,9 +41,10 @@ def branch(inst: nodes.Instruction, ctx: Context) -> Any:
     def step(w: Warp) -> Any:
         taken = guard(w)
         if w.full:
-            if taken.all():
+            count = some(taken)
+            if count == LANES:
                 return target
-            return Split(target, taken) if taken.any() else None
+            return Split(target, taken) if count else None
         return _jump(w, target, taken & w.mask)
 
     return step

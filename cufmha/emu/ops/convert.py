@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from ..context import Context
 from ..numerics import formats
 from ..numerics.formats import F64, U16, U32
 from ..registry import LaneFn, operation
+from ..types import some
 
 INTEGERS = frozenset(f"{s}{w}" for s in "us" for w in (8, 16, 32, 64))
 FLOATS = frozenset(("f16", "bf16", "f32", "f64", "tf32"))
@@ -23,6 +23,7 @@ PACKED = frozenset(("f16x2", "bf16x2", "e4m3x2", "e5m2x2", "e2m1x2", "e2m3x2", "
 INTEGER_ROUNDINGS = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 FLOAT_ROUNDINGS = ("rn", "rna", "rz", "rm", "rp")
 _KNOWN = {*INTEGER_ROUNDINGS, *FLOAT_ROUNDINGS, "ftz", "sat", "relu", "satfinite"}
+_SIXTEEN, _ONE, _BELOW_HALF, _NAN = (U32.type(x) for x in (16, 1, 0x7FFF, 0x7FFF))
 _REGISTERS = {"f16": "b16", "bf16": "b16", "tf32": "b32"}
 
 
@@ -221,10 +222,11 @@ def _pair_from_singles(f: _Form) -> LaneFn:
     form, mode = formats.FORMATS[f.to[:-2]], f.mode or "rn"
     register = "b32" if form.bits == 16 else "b16"
     if f.to in ("bf16x2", "f16x2") and mode == "rn" and not (f.relu or f.satfinite):
-        half = _rounder(form)
+        halves = _to_half if form is formats.HALF else _to_bf16
 
         def fast(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-            return half(a).astype(U32) << U32.type(16) | half(b)
+            both = halves(np.concatenate((b, a)))
+            return both[len(b) :] << _SIXTEEN | both[: len(b)]
 
         return LaneFn(fast, (register,), ("f32", "f32"))
 
@@ -235,26 +237,22 @@ def _pair_from_singles(f: _Form) -> LaneFn:
     return LaneFn(fn, (register,), ("f32", "f32"))
 
 
-def _rounder(form: formats.Format) -> Callable[[np.ndarray], np.ndarray]:
-    """float32 to 16 bits, nearest even."""
-    if form is formats.HALF:
+def _to_half(x: np.ndarray) -> np.ndarray:
+    """float32 to f16, nearest even, as 32-bit words."""
+    bits = x.astype(np.float16).view(U16).astype(U32)
+    nan = np.isnan(x)
+    return np.where(nan, _NAN, bits) if some(nan) else bits
 
-        def to_half(x: np.ndarray) -> np.ndarray:
-            bits = x.astype(np.float16).view(U16)
-            nan = np.isnan(x)
-            return np.where(nan, U16.type(0x7FFF), bits) if nan.any() else bits
 
-        return to_half
-
-    def to_bf16(x: np.ndarray) -> np.ndarray:
-        bits = x.view(U32)
-        rounded = (bits + U32.type(0x7FFF) + (bits >> U32.type(16) & U32.type(1))) >> U32.type(16)
-        nan = np.isnan(x)
-        if nan.any():
-            rounded = np.where(nan, U32.type(0x7FFF), rounded)
-        return rounded.astype(U16)
-
-    return to_bf16
+def _to_bf16(x: np.ndarray) -> np.ndarray:
+    bits = x.view(U32)
+    rounded = bits >> _SIXTEEN
+    rounded &= _ONE
+    rounded += _BELOW_HALF
+    rounded += bits
+    rounded >>= _SIXTEEN
+    nan = np.isnan(x)
+    return np.where(nan, _NAN, rounded) if some(nan) else rounded
 
 
 def narrow(wide: np.ndarray, form: formats.Format, mode: str, f: Any) -> np.ndarray:

@@ -120,16 +120,18 @@ def store_matrix(inst: nodes.Instruction, ctx: Context) -> Run:
 def _store_bytes(
     ctx: Context, count: int, trans: bool, space: str, address: Any, sources: list[Any]
 ) -> Run:
-    """.m16n8.trans.b8: a row of the stored matrix is a column of the registers' one."""
+    """.m16n8.trans.b8: byte 2h + c of lane t is element (t / 4 + 8h, 2 (t % 4) + c), as in an
+    accumulator of mma; lane 8i + n names where column n of matrix i goes."""
     if not trans:
         ctx.fail(IllegalInstruction, ".m16n8 needs .trans")
     used = _rows(8 * count)
 
     def run(w: Warp, mask: np.ndarray) -> None:
-        tiles = np.zeros((4, 8, 16), np.uint8)
+        columns = np.zeros((4, 4, 2, 2, 8), np.uint8)  # matrix, t % 4, c, h, t / 4
         for number, read in enumerate(sources):
-            tiles[number] = np.ascontiguousarray(read(w)).view(np.uint8).reshape(8, 16)
-        words = np.ascontiguousarray(tiles.reshape(LANES, 16)).view(np.uint32)
+            parts = np.ascontiguousarray(read(w)).view(np.uint8).reshape(8, 4, 2, 2)
+            columns[number] = parts.transpose(1, 3, 2, 0)
+        words = columns.reshape(LANES, 16).view(np.uint32)
         access.store(w, used, address(w), space, 4, list(np.ascontiguousarray(words.T)), align=16)
 
     return run

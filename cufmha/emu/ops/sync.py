@@ -16,6 +16,7 @@ from ..lanes import Warp
 from ..ordering import Fences, publish_to_async_proxy
 from ..pool import RegisterAccounts
 from ..registry import Wait, operation
+from ..types import some
 
 Run = Callable[[Warp, np.ndarray], Wait | None]
 
@@ -26,7 +27,7 @@ def _uniform(ctx: Context, operand: Any, what: str) -> Callable[[Warp, np.ndarra
 
     def value(w: Warp, mask: np.ndarray) -> int:
         values = read(w)[mask]
-        if (values != values[0]).any():
+        if some(values != values[0]):
             raise IllegalInstruction(f"{what} differs between lanes of the warp")
         return int(values[0])
 

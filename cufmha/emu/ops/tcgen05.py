@@ -24,7 +24,7 @@ from ..ordering import publish_to_async_proxy
 from ..registers import Locked
 from ..registry import Wait, operation
 from ..tmem import TensorState, Tmem, TmemLoad, TmemStore
-from ..types import LANES
+from ..types import LANES, some
 
 Run = Callable[[Warp, np.ndarray], Wait | None]
 _LANE = np.arange(LANES)
@@ -44,7 +44,7 @@ def group_of(inst: nodes.Instruction, ctx: Context) -> int:
 
 def same(values: np.ndarray, mask: np.ndarray, what: str) -> int:
     active = values[mask]
-    if (active != active[0]).any():
+    if some(active != active[0]):
         raise IllegalInstruction(f"{what} differs between lanes of the warp")
     return int(active[0])
 

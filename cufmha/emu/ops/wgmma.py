@@ -16,6 +16,7 @@ from ..context import Context
 from ..descriptor import MatrixDescriptor
 from ..lanes import Warp
 from ..registry import Wait, operation
+from ..types import some
 from ..warpgroup import Request, Shape, WgmmaState
 
 Run = Callable[[Warp, np.ndarray], Wait | None]
@@ -142,6 +143,6 @@ def multiply(inst: nodes.Instruction, ctx: Context) -> Run:
 
 
 def _same(values: np.ndarray, what: str) -> int:
-    if (values != values[0]).any():
+    if some(values != values[0]):
         raise IllegalInstruction(f"{what} differs between lanes of the warp")
     return int(values[0])
